@@ -44,7 +44,7 @@ from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.predict import StageTime, predict
 from llm_perf_opt.weightless import ReplayRouting
 
-PAGE = DOCS / "how-good-is-the-prediction.md"
+PAGE = DOCS / "evidence" / "how-good-is-the-prediction.md"
 
 
 def write_page(record: dict[str, Any], page: Path = PAGE) -> None:
@@ -62,12 +62,12 @@ def verdict_table(record: dict[str, Any], threads: str) -> str:
     rows = [
         (
             title,
-            f"{found['median_error']:.1%}",
-            f"{found['worst_error']:.1%}",
-            "reached" if found["reached"] else "missed",
+            f"{judged['median_error']:.1%}",
+            f"{judged['worst_error']:.1%}",
+            "reached" if judged["reached"] else "missed",
         )
-        for title, found in ((title, record[key]) for key, title in names.items())
-        if found is not None
+        for title, judged in ((title, record[key]) for key, title in names.items())
+        if judged is not None
     ]
     titles = ("prediction from", "median error", "worst error", "goal (15 %, 30 %)")
     device = f"{record['device']}, {threads}, torch {record['library_versions']['torch']}"
@@ -79,7 +79,7 @@ def steadiness_line(spread: dict[str, Any]) -> str:
     ends = " to ".join(f"{spread[key] * 1e3:.0f}" for key in ("fastest_s", "slowest_s"))
     half = " to ".join(f"{spread[key] * 1e3:.0f}" for key in ("lower_quarter_s", "upper_quarter_s"))
     return (
-        f"Meanwhile one and the same piece of work (twenty products, {spread['tries']} times) took {ends} ms, "
+        f"Meanwhile one and the same piece of work (twenty matmuls, {spread['tries']} times) took {ends} ms, "
         f"half of the time {half} ms."
     )
 
@@ -102,21 +102,21 @@ def ms(row: dict[str, Any], key: str) -> str:
     return f"{row[key] * 1e3:.3g}" if row[key] < 1 else f"{row[key] * 1e3:,.0f}"
 
 
-TRIES, PRODUCTS = 60, 20
+TRIES, MATMULS = 60, 20
 
 
-def product_seconds() -> list[float]:
-    """Twenty products of 1024 x 1024 with 1024 x 4096 values in bfloat16, again and again, in torch's threads."""
+def matmul_seconds() -> list[float]:
+    """Twenty matmuls of 1024 x 1024 with 1024 x 4096 values in bfloat16, again and again, in torch's threads."""
     inputs = torch.randn(1024, 1024, dtype=torch.bfloat16)
     weight = torch.randn(4096, 1024, dtype=torch.bfloat16)
-    found = []
+    times = []
     with torch.inference_mode():
         for _ in range(TRIES):
             started = time.perf_counter()
-            for _ in range(PRODUCTS):
+            for _ in range(MATMULS):
                 F.linear(inputs, weight)
-            found.append(time.perf_counter() - started)
-    return found
+            times.append(time.perf_counter() - started)
+    return times
 
 
 def spread_of(seconds: list[float]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def measured_in_turns(
     calibrations, steadiness = [], []
     for number in range(ROUNDS):
         logging.info("Round %d of %d.", number + 1, ROUNDS)
-        steadiness += product_seconds()
+        steadiness += matmul_seconds()
         if given is None:
             calibrations.append(calibrate(threads=options.threads, clock=options.clock, rounds=1))
         for name in options.modes:
@@ -215,12 +215,12 @@ def targets_of(name: str) -> tuple[Target, Target]:
 
 def recorded_routing(model: torch.nn.Module, name: str) -> dict[str, list[list[int]]]:
     """Per phase, how many rows each expert got, router call by router call; this run also warms the machine up."""
-    found: dict[str, list[list[int]]] = {}
+    counts_of_phase: dict[str, list[list[int]]] = {}
     for target in targets_of(name):
         with RoutingRecorder() as routing:
             target.run(model)
-        found[target.phase] = routing.counts
-    return found
+        counts_of_phase[target.phase] = routing.counts
+    return counts_of_phase
 
 
 def stage_times(model: torch.nn.Module, name: str, clock: Clock, repeats: int) -> dict[str, list[float]]:
@@ -276,12 +276,12 @@ def predictions(
     name: str, calibration: Calibration, routing: dict[str, list[list[int]]] | None
 ) -> dict[str, StageTime]:
     """Every stage from weightless traces; of decode all steps together."""
-    found = {}
+    stages = {}
     for target in targets_of(name):
         policy = "balanced" if routing is None else ReplayRouting(routing[target.phase])
         graph = WeightlessTracer(routing=policy, device="cpu").trace(target)
-        found.update({stage.name: stage for stage in predict(graph, CalibratedRates(calibration))})
-    return found
+        stages.update({stage.name: stage for stage in predict(graph, CalibratedRates(calibration))})
+    return stages
 
 
 def row_of(mode: str, stage: str, samples: list[float], predicted: StageTime, balanced: StageTime) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.export_matrix [--page-only | --only-compile | --only-dynamic]
 
-Writes docs/data/export_matrix.json and the marked section of docs/what-exports.md. Takes some minutes: SAM and CLIP
+Writes docs/data/export_matrix.json and the marked section of docs/evidence/what-exports.md. Takes some minutes: SAM
+and CLIP
 blocks are compiled and timed, and onnxruntime runs whatever fits into a gigabyte of weights. `--only-compile` takes
 just the rows of torch.compile again, for a moment when the machine is quiet; `--only-dynamic` those of DeepSeek-OCR's
 dynamic shapes. Everything else stays as recorded, so both want the recorded version of torch.
@@ -24,7 +25,7 @@ from llm_perf_opt.core.export_outcome import CHECKS_BY_NAME, Check
 from llm_perf_opt.core.output_files import write_whole
 from llm_perf_opt.core.plugins import REPORTERS
 
-DATA, PAGE = DOCS / "data" / "export_matrix.json", DOCS / "what-exports.md"
+DATA, PAGE = DOCS / "data" / "export_matrix.json", DOCS / "evidence" / "what-exports.md"
 MODEL = "deepseek-ocr"
 COMPILED = ("sam-block-windowed", "sam-block-global", "clip-block")
 WORKLOAD = {"crops": (2, 3), "prompt_tokens": 9}  # 913 tokens
@@ -87,17 +88,17 @@ def taken_again(data: dict[str, Any], check: Check) -> dict[str, Any]:
 
 def with_check(report: dict[str, Any], fresh: dict[str, Any], check: Check) -> dict[str, Any]:
     """The report with what `fresh` says of one check: its tables, its column of the matrix and its refusals."""
-    found = {table["title"]: table for table in report["tables"]}
+    tables = {table["title"]: table for table in report["tables"]}
     new = {table["title"]: table for table in fresh["tables"]}
     column = check.value.replace(".", "_").replace(" ", "_")
     verdicts = {row["part"]: row[column] for row in new["What exports"]["rows"]}
-    matrix = [{**row, column: verdicts.get(row["part"], row[column])} for row in found["What exports"]["rows"]]
-    refusals = [row for row in found["Why not"]["rows"] if row["check"] != check.value]
+    matrix = [{**row, column: verdicts.get(row["part"], row[column])} for row in tables["What exports"]["rows"]]
+    refusals = [row for row in tables["Why not"]["rows"] if row["check"] != check.value]
     refusals += [row for row in new.get("Why not", {"rows": []})["rows"] if row["check"] == check.value]
-    found["What exports"] = {**found["What exports"], "rows": matrix}
-    found["Why not"] = {**found["Why not"], "rows": refusals}
-    found |= {title: new.get(title, {"rows": []}) for title in TABLES[check]}
-    return {**report, "tables": [table for table in found.values() if table["rows"]]}
+    tables["What exports"] = {**tables["What exports"], "rows": matrix}
+    tables["Why not"] = {**tables["Why not"], "rows": refusals}
+    tables |= {title: new.get(title, {"rows": []}) for title in TABLES[check]}
+    return {**report, "tables": [table for table in tables.values() if table["rows"]]}
 
 
 def as_json(name: str, model: str, *parts: str, **options: Any) -> Any:
@@ -118,11 +119,11 @@ def section(data: dict[str, Any]) -> str:
 
 
 def _tables(level: str, report: dict[str, Any]) -> list[str]:
-    found = {table["title"]: table["rows"] for table in report["tables"]}
+    tables = {table["title"]: table["rows"] for table in report["tables"]}
     texts = []
     for title, shown in SHOWN.items():
-        if title in found:
-            texts += [f"{level} {shown}", _table(found[title])]
+        if title in tables:
+            texts += [f"{level} {shown}", _table(tables[title])]
     return texts
 
 

@@ -1,4 +1,4 @@
-"""How fast a function of the workload answers: many points of Llama 70B, beside the bare formulas in numpy.
+"""How fast a function of the workload answers: many points of Llama 70B, next to the bare formulas in numpy.
 
 Both sides run in one process, rounds interleaved, medians of process CPU time on one thread. The bare side is the same
 closed forms, term by term, without any check that a sum fits in 64 bits; it is given which figures do not.
@@ -42,10 +42,10 @@ def bare(cell: FunctionCell, points: Mapping[str, Any], large: Sequence[str] = (
 def _value(form: Form, points: Mapping[str, Any]) -> Any:
     total: Any = 0
     for monomial, coefficient in form.terms.items():
-        product: Any = coefficient
+        term: Any = coefficient
         for atom in monomial:
-            product = product * points[str(atom)]
-        total = total + product
+            term = term * points[str(atom)]
+        total = total + term
     return total
 
 

@@ -20,9 +20,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 def put_between(page: Path, begin: str, end: str, text: str) -> None:
     """Put `text` between two lines of a page, which must be there."""
-    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
+    before, marker, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, end_marker, after = rest.partition(end)
+    if not (marker and end_marker):
         raise ValueError(f"{page.name} has no place for the text between {begin} and {end}")
     write_atomically(page, f"{before}{begin}\n{text}\n{end}{after}")
 
@@ -37,17 +37,17 @@ def replace_section(page: Path, name: str, text: str) -> None:
 
 
 def show_sections(page: str, texts: Mapping[str, str], *, is_written: bool, data: Any = None) -> None:
-    """Print the sections of a page of docs; put them into it, and `data` into its data file, where that is wanted."""
+    """Print the sections of a page of docs, `evidence/serving-times`; write them and `data` where wanted."""
     for name, text in texts.items():
         print(f"## {name}\n\n{text}\n")
         if is_written:
             replace_section(DOCS / f"{page}.md", name, text)
     if is_written and data is not None:
-        write_data(page.replace("-", "_"), data)
+        write_data(Path(page).name.replace("-", "_"), data)
 
 
 def write_data(name: str, data: Any) -> None:
-    """The figures of a page, beside it."""
+    """The figures of a page, next to it."""
     write_atomically(DOCS / "data" / f"{name}.json", json.dumps(data, indent=1) + "\n")
 
 
@@ -75,7 +75,7 @@ def columns(rows: Iterable[Mapping[str, Any]], forms: Mapping[str, str], sides: 
 
 
 def cell(text: object, most: int | None = None, more: str = "...") -> str:
-    """One line that ends no cell of a table, of at most so many characters."""
+    """One line that ends no cell of a table, of at most this many characters."""
     line = " ".join(str(text).split()).replace("|", "\\|")
     return line if most is None or len(line) <= most else line[: most - len(more)] + more
 

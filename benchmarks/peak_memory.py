@@ -118,7 +118,7 @@ FULL_SIZE = {
 
 def main() -> int:
     parser = recorder(__doc__)
-    parser.add_argument("--only", help="run only the cases whose name begins so")
+    parser.add_argument("--only", help="run only cases with names that begin with this")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     records: dict[str, dict[str, Any]] = {}
@@ -144,7 +144,9 @@ def cases() -> dict[str, MakeTarget]:
 
 
 def ocr_target(phase: str, workload: Workload = OCR_WORKLOAD, adapter: DeepSeekOcrAdapter | None = None) -> Target:
-    (target,) = [one for one in (adapter or DeepSeekOcrAdapter()).targets(workload) if one.phase == phase]
+    (target,) = [
+        candidate for candidate in (adapter or DeepSeekOcrAdapter()).targets(workload) if candidate.phase == phase
+    ]
     return target
 
 

@@ -73,7 +73,7 @@ def full_size_hooks(options: argparse.Namespace) -> tuple[Record, bool]:
 
 def hooks_record(real: CallGraph, facts: Record, seconds: float) -> Record:
     assert real.calls is not None
-    (target,) = [one for one in DeepSeekOcrAdapter().targets(WORKLOAD) if one.phase == real.phase]
+    (target,) = [candidate for candidate in DeepSeekOcrAdapter().targets(WORKLOAD) if candidate.phase == real.phase]
     # The same phase without weights, every expert given as many rows as in the real run.
     weightless = WeightlessTracer(routing=ReplayRouting(expert_rows(real)), device="cpu").trace(target)
     return {
@@ -101,17 +101,20 @@ def outside(counts: Any) -> dict[str, int]:
 def from_facts(real: CallGraph, facts: Record) -> list[str]:
     """What the released code did otherwise, routed experts apart."""
     counts = (("call_counts", real.call_counts), ("edges", real.edges))
-    found = [f"{name} differ from the facts" for name, ours in counts if outside(ours) != outside(facts[name])]
+    problems = [f"{name} differ from the facts" for name, ours in counts if outside(ours) != outside(facts[name])]
     for path, observations in outside(facts["io"]).items():
         for side, seen in (("in", real.input_metadata[path]), ("out", real.output_metadata[path])):
             expected = {
-                tuple(CACHE if one == CACHE else (tuple(one[0]), one[1].removeprefix("torch.")) for one in row[side])
+                tuple(
+                    CACHE if entry == CACHE else (tuple(entry[0]), entry[1].removeprefix("torch."))
+                    for entry in row[side]
+                )
                 for row in observations
             }
             ours = {tuple((meta.shape, meta.dtype) for meta in row.tensors) for row in seen}
             if len(ours) != len(expected) or not all(any(fits(row, wanted) for wanted in expected) for row in ours):
-                found.append(f"{path}: {side} {ours} instead of {expected}")
-    return found
+                problems.append(f"{path}: {side} {ours} instead of {expected}")
+    return problems
 
 
 def fits(row: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
@@ -138,7 +141,7 @@ def from_weightless(real: CallGraph, weightless: CallGraph) -> list[str]:
         ("outputs", shapes(real.output_metadata), shapes(weightless.output_metadata)),
         ("runtime", real.runtime, weightless.runtime),
     )
-    return [f"{name} differ from weightless" for name, one, other in sides if one != other]
+    return [f"{name} differ from weightless" for name, hooked, weightless_side in sides if hooked != weightless_side]
 
 
 # ---- TorchLens, against hooks on the same weights
@@ -219,7 +222,9 @@ def differing_modules(hooks: CallGraph, seen: CallGraph) -> set[str]:
         return len(shape) == 4 and shape[1] == 10 and shape[3] == 128
 
     sides = ((hooks.input_metadata, seen.input_metadata), (hooks.output_metadata, seen.output_metadata))
-    return {path for path in hooks.call_counts for one, other in sides if distinct(one[path]) != distinct(other[path])}
+    return {
+        path for path in hooks.call_counts for first, second in sides if distinct(first[path]) != distinct(second[path])
+    }
 
 
 # ---- what watching costs

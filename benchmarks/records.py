@@ -332,8 +332,8 @@ ONE_TOKEN = 1  # of a prompt whose length is not recorded
 
 def configuration(model: str) -> dict[str, Any]:
     """The decoder's part of a configuration of `CONFIGS`."""
-    found: dict[str, Any] = json.loads((CONFIGS / model / "config.json").read_text(encoding="utf-8"))
-    return {**found, **found.get("text_config", {})}
+    fields: dict[str, Any] = json.loads((CONFIGS / model / "config.json").read_text(encoding="utf-8"))
+    return {**fields, **fields.get("text_config", {})}
 
 
 def records_of(file: Path) -> list[Record]:

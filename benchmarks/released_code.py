@@ -39,7 +39,7 @@ def released_model(folder: Path) -> Any:
 
 
 def main() -> None:
-    options = parser(__doc__, docs="write the table into docs/performance.md").parse_args()
+    options = parser(__doc__, docs="write the table into docs/evidence/performance.md").parse_args()
     folder = os.environ.get("LLM_PERF_OPT_DSOCR_DIR")
     if folder is None:
         raise SystemExit("Set LLM_PERF_OPT_DSOCR_DIR to the folder with the released code and its config.json.")

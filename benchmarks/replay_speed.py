@@ -1,9 +1,9 @@
-"""How fast is a replay, beside vLLM's own scheduler loop with an executor that does nothing?
+"""How fast is a replay, next to vLLM's own scheduler loop with an executor that does nothing?
 
 python benchmarks/replay_speed.py FOLDER [--requests 10000] [--rate 12] [--alone]
 
 FOLDER has the configuration of Llama-3.1-70B; 8 H100, TP8. Both loops get the same requests in one process; the second
-has no clock, no table and no log: requests come after so many steps, and every step is answered at once. With --alone
+has no clock, no table and no log: requests come after this many steps, and every step is answered at once. With --alone
 only the replay runs, for its time and memory at many requests.
 """
 
@@ -68,18 +68,18 @@ def measure(job: ReplayJob, *, is_alone: bool) -> None:
     core = build(job.settings)
     warm = replace(job, traffic=replace(job.traffic, requests=job.traffic.requests[:200]))
     replay([core], warm)
-    (found,) = replay([core], job)
-    tokens = sum(found.requests.output_tokens)
+    (replayed,) = replay([core], job)
+    tokens = sum(replayed.requests.output_tokens)
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     print(
-        f"{len(job.traffic.requests):,} requests, {len(found.steps.start_s):,} steps, {tokens:,} tokens out: "
-        f"{found.seconds:,.0f} s of serving in {found.cpu_s:.1f} s of processor time, peak {memory_gb:.2f} GB"
+        f"{len(job.traffic.requests):,} requests, {len(replayed.steps.start_s):,} steps, {tokens:,} tokens out: "
+        f"{replayed.seconds:,.0f} s of serving in {replayed.cpu_s:.1f} s of processor time, peak {memory_gb:.2f} GB"
     )
     if is_alone:
         return
-    bare_s = bare_loop(core, job.traffic, found)
+    bare_s = bare_loop(core, job.traffic, replayed)
     (again,) = replay([core], job)
-    ours_s = min(found.cpu_s, again.cpu_s)
+    ours_s = min(replayed.cpu_s, again.cpu_s)
     print(f"vLLM's loop with an idle executor: {bare_s:.1f} s; the replay: {ours_s:.1f} s, {ours_s / bare_s:.2f} times")
 
 
@@ -90,8 +90,8 @@ def bare_loop(core: Any, traffic: Traffic, replayed: Any) -> float:
 
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+    from llm_perf_opt.serving.vllm.inside.front_end import RequestWriter
     from llm_perf_opt.serving.vllm.inside.launches import Clock, Due
-    from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
 
     clock = Clock()
     none = Due(clock, 0.0, None)

@@ -246,11 +246,11 @@ class Sweep:
     ) -> Iterator[tuple[str, Record]]:
         """Each as it ends, to be put into the records; tracebacks, which name paths of one machine, are left out."""
         caps = Caps(seconds=self.options.seconds, memory_bytes=self.options.gib << 30)
-        for count, (name, found) in enumerate(run_jobs(names, job, caps, self.options.workers), 1):
+        for count, (name, record) in enumerate(run_jobs(names, job, caps, self.options.workers), 1):
             if self.options.only:
-                print(json.dumps(found, indent=1))
-            yield name, {key: value for key, value in found.items() if key != "traceback"}
-            if text := say(found):
+                print(json.dumps(record, indent=1))
+            yield name, {key: value for key, value in record.items() if key != "traceback"}
+            if text := say(record):
                 print(f"{count}/{len(names)} {name}: {text}", file=sys.stderr, flush=True)
             if count % self.every == 0 or count == len(names):
                 save_records(self.options.out, self.header, self.records)

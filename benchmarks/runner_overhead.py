@@ -108,8 +108,8 @@ def main() -> None:
         console = Console(file=nowhere, force_terminal=True)  # drawn as on a terminal
         with Progress(TextColumn("{task.fields[stage]}"), console=console, refresh_per_second=4) as bar:
             runner = TimedRuns(RealModels(weights="random", device="cpu"), threads=1, watch=ProgressBar(bar))
-            found = overhead(session, runner, made_page(config, 16, dtype), 16, wanted.pairs)
-    print(f"{found:+.2%} over a bare loop, the median of {wanted.pairs} pairs")
+            share = overhead(session, runner, made_page(config, 16, dtype), 16, wanted.pairs)
+    print(f"{share:+.2%} over a bare loop, the median of {wanted.pairs} pairs")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Ratios are taken in one process, rounds interleaved, medians of process CPU time
 disturbs both sides alike. Each other figure comes from a process of its own.
 
     python -m benchmarks.speed                  every section; prints the tables
-    python -m benchmarks.speed --docs           and writes them into docs/performance.md
+    python -m benchmarks.speed --docs           and writes them into docs/evidence/performance.md
     python -m benchmarks.speed --section ratios --rounds 9
 """
 
@@ -257,11 +257,11 @@ def markdown(rows: list[Row]) -> str:
 
 def write_page(section: str, text: str) -> None:
     """Put a table between its markers in the performance page."""
-    put_between(DOCS / "performance.md", f"<!-- {section}: begin -->", f"<!-- {section}: end -->", text)
+    put_between(DOCS / "evidence" / "performance.md", f"<!-- {section}: begin -->", f"<!-- {section}: end -->", text)
 
 
 def main() -> None:
-    parser = runner.parser(__doc__, docs="write the tables into docs/performance.md")
+    parser = runner.parser(__doc__, docs="write the tables into docs/evidence/performance.md")
     parser.add_argument("--section", choices=SECTIONS, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--one-trillion", choices=("grouped_mm", "eager"), help=argparse.SUPPRESS)

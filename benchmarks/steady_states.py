@@ -1,9 +1,11 @@
-"""Steady states beside replays through vLLM's own scheduler, on the same step times: 60 fleets below 80 % load.
+"""Steady states next to replays through vLLM's own scheduler, on the same step times: 60 fleets below 80 % load.
 
-    python -m benchmarks.steady_states          a quarter of an hour of one core; needs vLLM
-    python -m benchmarks.steady_states --docs   writes its section of docs/serve.md
+    python -m benchmarks.steady_states          half an hour of one core; needs vLLM
+    python -m benchmarks.steady_states --docs   writes its section of docs/evidence/steady-states.md
 
-Requests come at random. The load is a share of what one replica answers at most, in a steady state without limits.
+Requests come at random. The load is a share of what one replica answers at most, in a steady state without limits. The
+steady state is asked for the rate that the requests of the replay happened to have, and there are twenty times as many
+of them as decode at once: fewer never fill the server.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -36,7 +39,8 @@ PLANS = (
 )
 SHAPES = ((200, 100), (1000, 200), (4000, 400))
 LOADS = (0.2, 0.4, 0.6, 0.8)
-REQUESTS = 500
+FEWEST_REQUESTS, LIVES = 500, 20
+LIMITS = {"tpot": 0.08, "ttft_p99": 0.25}
 FIGURES = {"tpot": "TPOT", "tpot_p99": "TPOT p99", "ttft": "engine's TTFT", "ttft_p99": "engine's TTFT p99"}
 DATA = DOCS / "data" / "steady_states.json"
 
@@ -56,17 +60,19 @@ def fleets(replays_of: Sequence[tuple[str, str, ParallelPlan]]) -> Iterator[dict
                     rate = round(load * replica.considered.best.requests_per_s, 3)
                     state = replica.steady.at_rate(rate)
                     assert state is not None
-                    traffic = as_traffic(f"{rate}/s prompt={prompt} output={output} requests={REQUESTS}")
+                    requests = max(FEWEST_REQUESTS, LIVES * state.sequences)
+                    traffic = as_traffic(f"{rate}/s prompt={prompt} output={output} requests={requests}")
                     candidate = PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=1)
-                    found = replays.fleet(candidate, traffic, None, None).fleet.outcome
-                    assert found.tpot is not None
+                    outcome = replays.outcome(candidate, traffic)
+                    assert outcome.tpot is not None
+                    state = replica.steady.at_rate(outcome.requests / outcome.arrivals_s)
+                    assert state is not None
                     waits = state.queue.waits()
                     pairs = {
-                        "tpot": (state.per_token_at(0.5), found.tpot.at(0.5)),
-                        "tpot_p99": (state.per_token_at(0.99), found.tpot.at(0.99)),
-                        "ttft": (waits.at(0.5), found.ttft.at(0.5)),
-                        "ttft_p99": (waits.at(0.99), found.ttft.at(0.99)),
-                        "requests_per_s": (rate, found.requests / found.arrivals_s),
+                        "tpot": (state.per_token_at(0.5), outcome.tpot.at(0.5)),
+                        "tpot_p99": (state.per_token_at(0.99), outcome.tpot.at(0.99)),
+                        "ttft": (waits.at(0.5), outcome.ttft.at(0.5)),
+                        "ttft_p99": (waits.at(0.99), outcome.ttft.at(0.99)),
                     }
                     yield {
                         "model": model,
@@ -74,7 +80,8 @@ def fleets(replays_of: Sequence[tuple[str, str, ParallelPlan]]) -> Iterator[dict
                         "prompt": prompt,
                         "output": output,
                         "load": load,
-                        "is_growing": found.is_growing,
+                        "requests": outcome.requests,
+                        "is_growing": outcome.is_growing,
                         **{f"{name}_error": steady / replayed - 1 for name, (steady, replayed) in pairs.items()},
                     }
 
@@ -87,9 +94,10 @@ def sections(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         cells = []
         for name in FIGURES:
             errors = sorted(abs(row[f"{name}_error"]) for row in some)
-            cells.append(f"{median(errors):.1%} / {errors[int(0.9 * (len(errors) - 1))]:.1%}".replace("%", " %"))
-        lines.append((f"{load:.0%}".replace("%", " %") if load else "all", len(some), *cells))
-    titles = ("load", "fleets", *(f"{title} off by: median / p90" for title in FIGURES.values()))
+            cells.append(f"{median(errors):.1%} / {errors[ceil(0.9 * len(errors)) - 1]:.1%}".replace("%", " %"))
+        kept = sum(all(abs(row[f"{name}_error"]) <= most for name, most in LIMITS.items()) for row in some)
+        lines.append((f"{load:.0%}".replace("%", " %") if load else "all", len(some), kept, *cells))
+    titles = ("load", "fleets", "within 8 % and 25 %", *(f"{title} off by: median / p90" for title in FIGURES.values()))
     return {"replays": table(titles, lines)}
 
 
@@ -101,7 +109,7 @@ def main() -> None:
     for row in () if options.kept else fleets(PLANS):
         sys.stderr.write(f"{row}\n")
         rows.append(row)
-    show_sections("serve", sections(rows), is_written=options.docs)
+    show_sections("evidence/steady-states", sections(rows), is_written=options.docs)
     if options.docs:
         write_data("steady_states", rows)
 

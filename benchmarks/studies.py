@@ -1,7 +1,7 @@
-"""What a study costs beside the work itself, and how it grows: the table of docs/studies.md.
+"""What a study costs next to the work itself, and how it grows: the table of docs/evidence/studies.md.
 
     python -m benchmarks.studies overhead [--models 8]     against bare processes and bare Ray tasks, in one run
-    python -m benchmarks.studies scale [--points 1000000]  a function at so many points, on two processes
+    python -m benchmarks.studies scale [--points 1000000]  a function at this many points, on two processes
 
 Overhead compares the same task functions: a study against a pool, or Ray, that only calls them.
 """
@@ -96,12 +96,12 @@ def overhead(models: int, rounds: int) -> None:
             for number, (run, work) in enumerate(runs.items()):
                 seconds[run].append(timed(partial(work, str(folder / f"out-{turn}-{number}"))))
                 print(f"  {run}: {seconds[run][-1]:.1f} s", file=sys.stderr, flush=True)
-        found = {run: median(values) for run, values in seconds.items()}
+        medians = {run: median(values) for run, values in seconds.items()}
         print(f"{len(tasks)} tasks, {sum(task.points for task in tasks):,} points, median of {rounds}")
-        for run, value in found.items():
+        for run, value in medians.items():
             print(f"| {run} | {value:.1f} s |")
-        print(f"local: {found['study, local'] / found['bare processes']:.3f}")
-        print(f"Ray: {found['study, Ray'] / found['bare Ray tasks']:.3f}")
+        print(f"local: {medians['study, local'] / medians['bare processes']:.3f}")
+        print(f"Ray: {medians['study, Ray'] / medians['bare Ray tasks']:.3f}")
 
 
 def saved_function(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """How many of vLLM's architectures run without weights at full size, and what stops the others.
 
     python -m benchmarks.vllm_breadth [NAME ...|stopped]    # resumes docs/data/vllm_breadth.json; tries these again
-    python -m benchmarks.vllm_breadth --page                # writes docs/vllm-breadth.md from that file
+    python -m benchmarks.vllm_breadth --page                # writes docs/evidence/vllm-breadth.md from that file
 
 Every architecture in vLLM's registry is tried once: one prefill and one decode step of text on one rank. Configurations
 are the defaults of transformers' configuration class for that architecture, or one of the configurations among the
@@ -27,7 +27,7 @@ from llm_perf_opt.core.units import format_count
 from llm_perf_opt.serving.vllm.environment import VllmEnvironment, find
 from llm_perf_opt.serving.vllm.process import VllmProcess
 
-FILE, PAGE = DOCS / "data" / "vllm_breadth.json", DOCS / "vllm-breadth.md"
+FILE, PAGE = DOCS / "data" / "vllm_breadth.json", DOCS / "evidence" / "vllm-breadth.md"
 # A word of the reason -> what it is; the first that is found decides.
 KINDS = (
     ("no configuration", "no configuration: neither transformers nor the facts have one under that name"),
@@ -51,24 +51,24 @@ def kind_of(reason: str) -> str:
     return next(kind for word, kind in KINDS if word in reason)
 
 
-def page(found: dict[str, Any]) -> str:
-    models: dict[str, dict[str, Any]] = found["models"]
-    ran = {name: one for name, one in models.items() if "stopped_by" not in one}
-    stopped = {name: one["stopped_by"] for name, one in models.items() if "stopped_by" in one}
-    told = sum("configuration" in one for one in models.values())
-    whole = sum(not any(one["unpriced_ops"].values()) for one in ran.values())
-    equal = sum(one["flops"] == one["estimate_flops"] for one in ran.values())
+def page(data: dict[str, Any]) -> str:
+    models: dict[str, dict[str, Any]] = data["models"]
+    ran = {name: model for name, model in models.items() if "stopped_by" not in model}
+    stopped = {name: model["stopped_by"] for name, model in models.items() if "stopped_by" in model}
+    told = sum("configuration" in model for model in models.values())
+    whole = sum(not any(model["unpriced_ops"].values()) for model in ran.values())
+    equal = sum(model["flops"] == model["estimate_flops"] for model in ran.values())
     lines = [
         "# Which of vLLM's models run weightless?",
         "",
-        f"**{len(ran)} of the {found['architectures']} architectures of {found['engine']} run at full size**, of "
+        f"**{len(ran)} of the {data['architectures']} architectures of {data['engine']} run at full size**, of "
         f"{told} for which a configuration is known. In {whole} of them every op has a price. In {equal} the matrix "
         "FLOPs of prefill and decode equal vLLM's own estimate to the last one.",
         "",
         "Each is built whole on one rank, and runs a prefill of 128 text tokens and one decode step with "
         "`--code vllm`. Encoders of images and sound are built and not fed. Configurations are the defaults of "
         "transformers' class for the architecture, or those among the facts of the tests. Data: "
-        "[`vllm_breadth.json`](data/vllm_breadth.json), made by `python -m benchmarks.vllm_breadth`.",
+        "[`vllm_breadth.json`](../data/vllm_breadth.json), made by `python -m benchmarks.vllm_breadth`.",
         "",
         "## What stops the others",
         "",
@@ -76,7 +76,7 @@ def page(found: dict[str, Any]) -> str:
         "",
         "## What ran",
         "",
-        table(RAN, (_row(name, one) for name, one in ran.items()), "lrrrlr"),
+        table(RAN, (_row(name, model) for name, model in ran.items()), "lrrrlr"),
         "",
     ]
     return "\n".join(lines)
@@ -90,13 +90,13 @@ def _obstacles(stopped: dict[str, str]) -> Iterator[tuple[object, ...]]:
         yield kind, len(names), ", ".join(f"`{name}`" for name in names[:3])
 
 
-def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
-    flops, told = one["flops"], one["estimate_flops"]
+def _row(name: str, model: dict[str, Any]) -> tuple[object, ...]:
+    flops, told = model["flops"], model["estimate_flops"]
     verdict = "none" if not any(told.values()) else "equal" if flops == told else "differs"
     counts = [format_count(flops[phase]) if phase in flops else "" for phase in ("prefill", "decode")]
-    unpriced = sum(one["unpriced_ops"].values()) or ""
-    cache = format_count(one["cache_bytes_per_token"])
-    return f"`{name}`", format_count(one["parameters"]), *counts, verdict, cache, unpriced
+    unpriced = sum(model["unpriced_ops"].values()) or ""
+    cache = format_count(model["cache_bytes_per_token"])
+    return f"`{name}`", format_count(model["parameters"]), *counts, verdict, cache, unpriced
 
 
 _LIST = "import json, vllm.model_executor.models.registry as r; print(json.dumps(sorted(r._VLLM_MODELS)))"
@@ -114,13 +114,13 @@ def architectures(environment: VllmEnvironment) -> list[str]:
 
 def fact_configurations() -> dict[str, Path]:
     """Architecture -> a folder with a real configuration of it."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for file in sorted(FACTS.glob("*/configs/*/config.json")):
         stored = json.loads(file.read_text())
         for name in stored.get("architectures") or ():
             if "quantization_config" not in stored:
-                found.setdefault(name, file.parent)
-    return found
+                folders.setdefault(name, file.parent)
+    return folders
 
 
 def default_configuration(name: str) -> dict[str, Any] | None:
@@ -189,10 +189,12 @@ class Breadth:
         first = next(iter(figures.values()))
         return {
             "parameters": first["parameters"],
-            "flops": {phase: sum(found["flops"].values()) for phase, found in figures.items()},
-            "estimate_flops": {phase: sum(found["estimate_flops"].values()) for phase, found in figures.items()},
+            "flops": {phase: sum(figures_of_phase["flops"].values()) for phase, figures_of_phase in figures.items()},
+            "estimate_flops": {
+                phase: sum(figures_of_phase["estimate_flops"].values()) for phase, figures_of_phase in figures.items()
+            },
             "cache_bytes_per_token": first["cache"]["bytes_per_token"],
-            "unpriced_ops": {phase: found["unpriced_ops"] for phase, found in figures.items()},
+            "unpriced_ops": {phase: figures_of_phase["unpriced_ops"] for phase, figures_of_phase in figures.items()},
             "seconds": round(answer.configure_s + answer.run_s, 2),
         }
 
@@ -214,7 +216,7 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(FILE.read_text())["models"] if FILE.exists() else {}
     again = set(sys.argv[1:])
     if "stopped" in again:
-        again |= {name for name, found in kept.items() if "configuration" in found and "stopped_by" in found}
+        again |= {name for name, model in kept.items() if "configuration" in model and "stopped_by" in model}
     names = architectures(environment)
     breadth = Breadth(environment)
     try:
@@ -230,10 +232,10 @@ def main() -> None:
 
 
 def _write(environment: VllmEnvironment, names: list[str], kept: dict[str, Any]) -> None:
-    ran = sum("stopped_by" not in found for found in kept.values())
+    ran = sum("stopped_by" not in model for model in kept.values())
     head = {"engine": f"vllm {environment.version}", "architectures": len(names), "tried": len(kept), "ran": ran}
-    found = {**head, "models": {name: kept[name] for name in names if name in kept}}
-    write_whole(FILE, [json.dumps(found, indent=1).encode(), b"\n"])
+    document = {**head, "models": {name: kept[name] for name in names if name in kept}}
+    write_whole(FILE, [json.dumps(document, indent=1).encode(), b"\n"])
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ CASES = (
 
 def figures_of(graph: CallGraph) -> dict[str, Any]:
     """One phase in whole numbers: weights, matrix FLOPs by op, collectives, the cache, vLLM's own estimate."""
-    flops, calls, exchanged = Counter[str](), Counter[str](), Counter[str]()
+    flops, calls, payload_bytes = Counter[str](), Counter[str](), Counter[str]()
     unpriced = 0
     for index, count in Counter(ops_of(graph).kind).items():
         kind = graph.op_kinds[index]
@@ -98,14 +98,16 @@ def figures_of(graph: CallGraph) -> dict[str, Any]:
             flops[kind.name] += cost.flops * count
         if collective is not None:
             calls[str(collective.kind)] += count
-            exchanged[str(collective.kind)] += collective.payload_bytes * count
-    weights = [one for one in untied(graph.parameters) if not one.is_buffer]
+            payload_bytes[str(collective.kind)] += collective.payload_bytes * count
+    weights = [weight for weight in untied(graph.parameters) if not weight.is_buffer]
     return {
-        "parameters": sum(elements(one.meta) for one in weights),
-        "matrix_parameters_fp8": sum(elements(one.meta) for one in weights if one.meta.dtype.startswith("float8")),
+        "parameters": sum(elements(weight.meta) for weight in weights),
+        "matrix_parameters_fp8": sum(
+            elements(weight.meta) for weight in weights if weight.meta.dtype.startswith("float8")
+        ),
         "flops": dict(sorted(flops.items())),
         "collectives": dict(sorted(calls.items())),
-        "collective_bytes": dict(sorted(exchanged.items())),
+        "collective_bytes": dict(sorted(payload_bytes.items())),
         "cache": graph.runtime["kv_cache"],
         "estimate_flops": graph.runtime["vllm_estimate"].get("flops", {}),
         "unpriced_ops": unpriced,
@@ -123,12 +125,12 @@ def record(case: Case, process: VllmProcess) -> dict[str, Any]:
 
 
 def main() -> None:
-    found = {}
+    records = {}
     with VllmProcess(find()) as process:
         for case in CASES:
-            found[case.name] = record(case, process)
-            sys.stderr.write(f"{case.name}: built and ran in {found[case.name]['run_s']} s\n")
-    write_whole(FILE, [json.dumps(found, indent=1).encode(), b"\n"])
+            records[case.name] = record(case, process)
+            sys.stderr.write(f"{case.name}: built and ran in {records[case.name]['run_s']} s\n")
+    write_whole(FILE, [json.dumps(records, indent=1).encode(), b"\n"])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
     python scripts/fault_campaign.py --long 44                  a third of them whole, a sample of the others
     python scripts/fault_campaign.py --only threads,memory      some of them
     python scripts/fault_campaign.py --kinds function           some kinds of files alone, of `hostile_files`
-    python scripts/fault_campaign.py --write docs/reliability.md
+    python scripts/fault_campaign.py --write docs/evidence/reliability.md
 
 A campaign is a function `campaign_NAME(*, quick, seed)` in a file of `scripts/campaigns`, and gives rows. Each
 runs in a process of its own, so that none can hide or cause what another finds. Exit code 1: something was found.
@@ -60,9 +60,9 @@ class Campaign:
 
 def homes() -> dict[str, str]:
     """The campaigns there are, each with the file that holds it."""
-    found = re.compile(r"^def campaign_(\w+)\(", re.MULTILINE)
+    definition = re.compile(r"^def campaign_(\w+)\(", re.MULTILINE)
     texts = {file.stem: file.read_text("utf-8") for file in CAMPAIGNS.glob("*.py")}
-    return {name: stem for stem, text in texts.items() for name in found.findall(text)}
+    return {name: stem for stem, text in texts.items() for name in definition.findall(text)}
 
 
 def names() -> list[str]:
@@ -79,8 +79,8 @@ def run_campaign(name: str, *, quick: bool, seed: int, kinds: str = "") -> Campa
         some = [*(["--quick"] if quick else []), *(["--kinds", kinds] if kinds else [])]
         reason = _run([*command, *some], LIMIT_S[quick])
         if file.exists():
-            found = json.loads(file.read_text("utf-8"))
-            rows, cpu_seconds = [Row(**row) for row in found["rows"]], found["cpu_seconds"]
+            report = json.loads(file.read_text("utf-8"))
+            rows, cpu_seconds = [Row(**row) for row in report["rows"]], report["cpu_seconds"]
         else:
             rows, cpu_seconds = [Row(what="the campaign itself", tried=0, findings=[reason])], None
     return Campaign(rows=rows, seconds=time.perf_counter() - started, cpu_seconds=cpu_seconds)
@@ -117,14 +117,14 @@ def run_inside(name: str, file: Path, *, quick: bool, seed: int, kinds: str = ""
     module = importlib.import_module(f"scripts.campaigns.{homes()[name]}")
     rows = getattr(module, f"campaign_{name}")(quick=quick, seed=seed, **({"kinds": kinds.split(",")} if kinds else {}))
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_seconds = sum(one.ru_utime + one.ru_stime for one in spent)
+    cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in spent)
     file.write_text(json.dumps({"rows": [asdict(row) for row in rows], "cpu_seconds": cpu_seconds}), "utf-8")
 
 
-def lines_of(found: dict[str, Campaign]) -> dict[str, list[str]]:
-    """Campaign -> its rows as Markdown, with its time beside the first."""
+def lines_of(campaigns: dict[str, Campaign]) -> dict[str, list[str]]:
+    """Campaign -> its rows as Markdown, with its time next to the first."""
     lines: dict[str, list[str]] = {}
-    for name, campaign in found.items():
+    for name, campaign in campaigns.items():
         for place, row in enumerate(campaign.rows):
             title, seconds = ("", "") if place else (f"`{name}`", f"{campaign.seconds:,.0f}")
             text = f"| {title} | {row.what} | {row.tried:,} | {len(row.findings):,} | {seconds} |"
@@ -151,10 +151,10 @@ def lines_on(page: Path) -> dict[str, list[str]]:
     return lines
 
 
-def with_kinds(before: list[str], found: list[str]) -> list[str]:
+def with_kinds(before: list[str], after: list[str]) -> list[str]:
     """The rows of a campaign with those of some kinds of files in their places, or at the end; its seconds stay."""
     by_kind = {_kind_of(line): line for line in before}
-    for line in found:
+    for line in after:
         _, title, *cells, _ = line.split("|")
         old = by_kind.get(_kind_of(line))
         title, seconds = ("  ", "  ") if old is None else (old.split("|")[1], old.split("|")[-2])
@@ -179,14 +179,14 @@ def due_samples(number: int) -> list[str]:
 
 def run_all(chosen: Sequence[str], *, sampled: set[str], seed: int, jobs: int) -> dict[str, Campaign]:
     """`jobs` campaigns at a time, those that take longest first; in the order of `chosen`."""
-    found: dict[str, Campaign] = {}
+    campaigns: dict[str, Campaign] = {}
     with ThreadPoolExecutor(jobs) as pool:
         begun = sorted(chosen, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
         name_of = {pool.submit(run_campaign, name, quick=name in sampled, seed=seed): name for name in begun}
         for done in as_completed(name_of):
-            found[name_of[done]] = done.result()
+            campaigns[name_of[done]] = done.result()
             _tell(name_of[done], done.result())
-    return {name: found[name] for name in chosen}
+    return {name: campaigns[name] for name in chosen}
 
 
 def _tell(name: str, campaign: Campaign) -> None:
@@ -201,14 +201,14 @@ def _tell(name: str, campaign: Campaign) -> None:
 def run_kinds(options: argparse.Namespace) -> int:
     """Some kinds of files alone, and their rows on the page."""
     name = "hostile_files"
-    found = run_campaign(name, quick=options.quick, seed=options.seed, kinds=options.kinds)
-    _tell(name, found)
-    lines = lines_of({name: found})[name]
+    campaign = run_campaign(name, quick=options.quick, seed=options.seed, kinds=options.kinds)
+    _tell(name, campaign)
+    lines = lines_of({name: campaign})[name]
     print(table({name: lines}))
-    if options.write and found.cpu_seconds is not None and not options.quick:
+    if options.write and campaign.cpu_seconds is not None and not options.quick:
         known = lines_on(options.write)
         put_between(options.write, START, END, table({**known, name: with_kinds(known.get(name, []), lines)}))
-    return int(any(row.findings for row in found.rows))
+    return int(any(row.findings for row in campaign.rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a sample of each campaign")
     parser.add_argument("--only", metavar="NAMES", help=f"some of: {', '.join(names())}")
     parser.add_argument("--landing", type=int, metavar="N", help="a sample of the campaigns that landing N owes")
-    parser.add_argument("--long", type=int, metavar="N", help="those whose turn it is whole, a sample of the others")
+    parser.add_argument("--long", type=int, metavar="N", help="all of the campaigns due, a sample of others")
     parser.add_argument("--kinds", metavar="NAMES", default="", help="of `hostile_files` these kinds of files alone")
     parser.add_argument("--seed", type=int, help="default: 0, with --long its number: each tries other faults")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at a time")
@@ -246,11 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sampled = set(chosen) - due_whole(options.long)
     if options.write and sampled:
         parser.error("--write is for whole campaigns: leave --quick, --landing and --long out")
-    found = run_all(chosen, sampled=sampled, seed=options.seed, jobs=options.jobs)
-    print(table(lines_of(found)))
+    campaigns = run_all(chosen, sampled=sampled, seed=options.seed, jobs=options.jobs)
+    print(table(lines_of(campaigns)))
     if options.write:
-        put_between(options.write, START, END, table({**lines_on(options.write), **lines_of(found)}))
-    return int(any(row.findings for campaign in found.values() for row in campaign.rows))
+        put_between(options.write, START, END, table({**lines_on(options.write), **lines_of(campaigns)}))
+    return int(any(row.findings for campaign in campaigns.values() for row in campaign.rows))
 
 
 if __name__ == "__main__":

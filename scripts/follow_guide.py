@@ -1,6 +1,7 @@
-"""Do what `docs/add-a-model.md` says, in the installed package: write the file, add the line, trace the model.
+"""Do what `docs/contributing/add-a-model.md` says, in the installed package: write the file, add the line, trace the
+model.
 
-python scripts/follow_guide.py docs/add-a-model.md
+python scripts/follow_guide.py docs/contributing/add-a-model.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare functions of models with fresh traces, and write the table of `docs/function-exactness.md`.
+"""Compare functions of models with fresh traces, and write the table of `docs/evidence/function-exactness.md`.
 
     python scripts/function_table.py --points 50
 
@@ -33,8 +33,7 @@ def main() -> int:
     import torch
     import transformers
 
-    from benchmarks.function.exactness import is_missed, page
-    from benchmarks.function.subjects import SUBJECTS
+    from benchmarks.function.exactness import SUBJECTS, is_missed, page
     from benchmarks.runner import Caps, run_jobs
 
     torch.set_num_threads(1)
@@ -43,7 +42,7 @@ def main() -> int:
     if unknown := sorted(set(wanted) - set(SUBJECTS)):
         raise SystemExit(f"unknown models: {', '.join(unknown)}; there are: {', '.join(SUBJECTS)}")
     setting = {"points": options.points, "seed": options.seed, "layers": options.layers}
-    records = {name: one for name, one in _read(options.out).items() if one.get("setting") == setting}
+    records = {name: record for name, record in _read(options.out).items() if record.get("setting") == setting}
     waiting = [name for name in wanted if name not in records or options.redo]
     job = partial(_compared, **setting)
     caps = Caps(seconds=options.seconds, memory_bytes=options.gib << 30)
@@ -62,8 +61,7 @@ def main() -> int:
 
 
 def _compared(name: str, *, points: int, seed: int, layers: int | None) -> dict[str, Any]:
-    from benchmarks.function.exactness import record_of
-    from benchmarks.function.subjects import SUBJECTS
+    from benchmarks.function.exactness import SUBJECTS, record_of
 
     return record_of(replace(SUBJECTS[name], layers=layers), points, seed)
 
@@ -71,15 +69,15 @@ def _compared(name: str, *, points: int, seed: int, layers: int | None) -> dict[
 def _line(record: dict[str, Any]) -> str:
     if record["status"] != "ok":
         return f"{record['status']}: {record['message'][:300]}"
-    phases = (_phase_line(one, record["points"]) for one in record["phases"])
+    phases = (_phase_line(phase, record["points"]) for phase in record["phases"])
     return f"{record['cpu_s']} s CPU; " + " | ".join(phases)
 
 
 def _phase_line(phase: dict[str, Any], points: int) -> str:
-    found = f"{phase['phase']} {phase['exact']} of {points} exact ({phase['outside']} outside)"
-    texts = [found, f"{len(phase['cells'])} cells", f"{phase['traces']} traces"]
-    texts += [f"{one['point']} {one['what']}: {one['text']}" for one in phase["differences"][:2]]
-    texts += [f"open {one['region']}: {one['why']}" for one in phase["open"][:2]]
+    heading = f"{phase['phase']} {phase['exact']} of {points} exact ({phase['outside']} outside)"
+    texts = [heading, f"{len(phase['cells'])} cells", f"{phase['traces']} traces"]
+    texts += [f"{entry['point']} {entry['what']}: {entry['text']}" for entry in phase["differences"][:2]]
+    texts += [f"open {entry['region']}: {entry['why']}" for entry in phase["open"][:2]]
     return "; ".join(texts)
 
 
@@ -102,7 +100,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--gib", type=int, default=4, help="memory per model")
     parser.add_argument("--redo", action="store_true", help="repeat models that have a record already")
     parser.add_argument("--out", type=Path, default=Path("function-table.jsonl"), help="records, one line each")
-    parser.add_argument("--write", type=Path, help="page to write: docs/function-exactness.md")
+    parser.add_argument("--write", type=Path, help="page to write: docs/evidence/function-exactness.md")
     return parser.parse_args()
 
 

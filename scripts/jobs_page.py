@@ -1,6 +1,6 @@
 """The page of jobs: its questions, words and commands, run in a folder that holds what they name.
 
-    python -m scripts.jobs_page [NUMBER ...]     run the commands, and write their first lines into docs/jobs.md
+    python -m scripts.jobs_page [NUMBER ...]     run the commands, and write their first lines into docs/start/jobs.md
 
 The test of the jobs reads the page by the same functions.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "jobs.md"
+PAGE = ROOT / "docs" / "start" / "jobs.md"
 CONFIGS = ROOT / "tests" / "facts" / "deployment" / "configs"
 LINES = 12  # of an answer that the page shows
 FOLDERS = {  # what a command names -> a configuration of that model
@@ -47,20 +47,20 @@ def jobs(text: str) -> list[Job]:
     """The jobs of the page, in order."""
     return [
         Job(
-            number=int(found["number"]),
-            question=found["question"],
-            word=_one(r"The word is \*\*(.+?)\*\*", found["body"]),
-            commands=tuple(_one(r"```sh\n(.*?)```", found["body"]).strip().splitlines()),
-            python="".join(re.findall(r"```python\n(.*?)```", found["body"], re.DOTALL)),
-            shown="".join(_SHOWN.findall(found["body"])),
+            number=int(job["number"]),
+            question=job["question"],
+            word=_one(r"The word is \*\*(.+?)\*\*", job["body"]),
+            commands=tuple(_one(r"```sh\n(.*?)```", job["body"]).strip().splitlines()),
+            python="".join(re.findall(r"```python\n(.*?)```", job["body"], re.DOTALL)),
+            shown="".join(_SHOWN.findall(job["body"])),
         )
-        for found in _JOB.finditer(text)
+        for job in _JOB.finditer(text)
     ]
 
 
 def _one(pattern: str, text: str) -> str:
-    [found] = re.findall(pattern, text, re.DOTALL)
-    return str(found)
+    [text_of_group] = re.findall(pattern, text, re.DOTALL)
+    return str(text_of_group)
 
 
 def prepare(job: Job, place: Path) -> None:
@@ -109,9 +109,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             prepare(job, Path(name))
             done = [run(command, Path(name)) for command in job.commands]
-        if any(one.returncode for one in done):
+        if any(process.returncode for process in done):
             raise SystemExit(f"job {job.number} failed: {done[-1].stderr[-800:]}")
-        whole = next(found for found in _JOB.finditer(text) if int(found["number"]) == job.number)
+        whole = next(match for match in _JOB.finditer(text) if int(match["number"]) == job.number)
         [shown] = _SHOWN.finditer(text, whole.start("body"), whole.end("body"))
         text = text[: shown.start()] + first_lines(done[-1].stdout) + text[shown.end() :]
         PAGE.write_text(text, "utf-8")

@@ -3,7 +3,7 @@
     python scripts/lowest_versions.py > lowest.txt && pip install -c lowest.txt ".[all]"
 
 Development tools are left out: the gates run with what is current. A bound that holds for the base install may be too
-low beside an extra, whose own dependencies ask for more; BESIDE_EXTRAS names those.
+low next to an extra, whose own dependencies ask for more; BESIDE_EXTRAS names those.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ def lowest_versions(pyproject: Path = PYPROJECT) -> dict[str, str]:
     """Distribution -> lower bound, of the package and of every extra that a user may ask for."""
     project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    requirements = [*project["dependencies"], *(one for name, some in extras.items() if name != "dev" for one in some)]
+    requirements = [
+        *project["dependencies"],
+        *(requirement for name, some in extras.items() if name != "dev" for requirement in some),
+    ]
     lowest = {}
     for requirement in requirements:
         if requirement.startswith(f"{project['name']}["):
             continue
-        found = REQUIREMENT.fullmatch(requirement)
-        if found is None:
+        match = REQUIREMENT.fullmatch(requirement)
+        if match is None:
             raise SystemExit(f"{requirement}: no lower bound; every dependency has one")
-        lowest[found[1]] = found[2]
+        lowest[match[1]] = match[2]
     for name, version in BESIDE_EXTRAS.items():
         if _numbers(version) <= _numbers(lowest[name]):
             raise SystemExit(f"{name}: pyproject.toml asks for {lowest[name]}; BESIDE_EXTRAS need not name it")

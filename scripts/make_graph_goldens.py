@@ -114,7 +114,10 @@ def _lines(box: Box, indent: str) -> list[str]:
     inside = "" if box.is_open else f" (+{sum(1 for _ in box.walk()) - 1})"
     calls = f"{box.instances} x {list(box.calls_per_instance)} calls"
     line = f"{indent}{box.label}{loops}{inside} | {calls} | {box.figures.flops} FLOPs, {box.figures.parameters} params"
-    return [line, *(found for child in box.children if box.is_open for found in _lines(child, f"{indent}  "))]
+    return [
+        line,
+        *(line_of_child for child in box.children if box.is_open for line_of_child in _lines(child, f"{indent}  ")),
+    ]
 
 
 def main(names: list[str]) -> None:

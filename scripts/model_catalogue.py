@@ -32,10 +32,10 @@ _NOT_SIZES = frozenset(("_name_or_path", "auto_map", "id2label", "label2id", "_a
 
 def configuration(entry: Entry) -> dict[str, Any]:
     """The fields of `config.json`."""
-    found = dict(_source_fields(entry))
+    fields = dict(_source_fields(entry))
     return {
         name: value
-        for name, value in {**found, **entry.fields}.items()
+        for name, value in {**fields, **entry.fields}.items()
         if name not in _NOT_SIZES and name not in entry.without
     }
 
@@ -101,7 +101,7 @@ def write() -> None:
     for old in CATALOGUE.glob("*/"):
         shutil.rmtree(old)
     rows = []
-    for entry in sorted(MODELS, key=lambda one: one.name.lower()):
+    for entry in sorted(MODELS, key=lambda entry: entry.name.lower()):
         folder = CATALOGUE / folder_name(entry.name)
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(configuration(entry), indent=1, sort_keys=True) + "\n", "utf-8")
@@ -114,17 +114,17 @@ def write() -> None:
 def problems() -> Iterator[str]:
     """Models that cannot be built, or have other parameters than the index says."""
     for row in json.loads(INDEX.read_text("utf-8")):
-        found = counted(CATALOGUE / folder_name(row["name"]))
-        if found != row["parameters"]:
-            yield f"{row['name']}: {found:,} parameters, and the index says {row['parameters']:,}"
+        parameters = counted(CATALOGUE / folder_name(row["name"]))
+        if parameters != row["parameters"]:
+            yield f"{row['name']}: {parameters:,} parameters, and the index says {row['parameters']:,}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="build every model, write nothing")
     if parser.parse_args().check:
-        found = list(problems())
-        sys.exit("\n".join(found) or 0)
+        wrong = list(problems())
+        sys.exit("\n".join(wrong) or 0)
     write()
 
 

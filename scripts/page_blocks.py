@@ -27,6 +27,6 @@ def pages_of(repository: Path) -> list[Path]:
 def blocks(repository: Path, language: str) -> Iterator[Block]:
     """Every block in that language, in the order of the pages."""
     for file in pages_of(repository):
-        for found in FENCED.finditer(file.read_text("utf-8")):
-            if found["language"] == language:
-                yield Block(str(file.relative_to(repository)), found["body"], found["reason"])
+        for match in FENCED.finditer(file.read_text("utf-8")):
+            if match["language"] == language:
+                yield Block(str(file.relative_to(repository)), match["body"], match["reason"])

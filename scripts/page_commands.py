@@ -30,7 +30,6 @@ from scripts.page_blocks import blocks
 LEFT_OUT = {
     r"^python[\d.]* -m venv|^pip install|^bash scripts/set_up": "makes an environment, as this journey did",
     r"^python (-m )?benchmarks\b": "a benchmark, which takes minutes to hours",
-    r"^(cd web|npm)\b": "makes the vendored JavaScript anew, from the network",
     r"device=cuda": "needs a GPU",
     r"--traffic\b": "needs an environment with vLLM",
     r"--address auto": "needs a cluster that runs",
@@ -70,13 +69,13 @@ class Shown:
 
 def shown_commands(repository: Path) -> list[Shown]:
     """Every command line in the order of the pages, with the reason if it is not to be run; comments are cut off."""
-    found = []
+    shown = []
     for block in blocks(repository, "sh"):
         for line in block.body.replace("\\\n", " ").splitlines():
             command = re.sub(r"(^|\s{2,})#.*$", "", line).strip()
             if command:
-                found.append(Shown(block.page, command, block.not_run or reason_to_leave_out(command)))
-    return found
+                shown.append(Shown(block.page, command, block.not_run or reason_to_leave_out(command)))
+    return shown
 
 
 def _unquoted(command: str) -> str:

@@ -24,8 +24,9 @@ from scripts.gate.warm_python import warm_python
 from scripts.page_blocks import Block, blocks
 from scripts.page_commands import STUDY
 
-LEFT_OUT = {"docs/metrics-file.md": "needs a timed run on a device with a known peak"}
-SLOW = {"docs/how-fast-is-it.md": "runs the full-size model for real"}
+LEFT_OUT = {"docs/reference/metrics-file.md": "needs a timed run on a device with a known peak"}
+GUIDES = ("docs/contributing/add-a-", "docs/contributing/add-an-")
+SLOW = {"docs/start/how-fast-is-it.md": "runs the full-size model for real"}
 
 
 def program_of(page_blocks: list[Block]) -> str:
@@ -58,11 +59,11 @@ def main() -> None:
     left_out = LEFT_OUT if os.environ.get("FIRST_HOUR_SLOW") else {**LEFT_OUT, **SLOW}
     by_page: dict[str, list[Block]] = {}
     for block in blocks(Path(repository), "python"):
-        if not block.page.startswith(("docs/add-a-", "docs/add-an-")) and (not pages or block.page in pages):
+        if not block.page.startswith(GUIDES) and (not pages or block.page in pages):
             by_page.setdefault(block.page, []).append(block)
     for page in by_page.keys() & left_out.keys():
         print(f"   left out ({left_out[page]}): {page}")
-    wanted = {page: found for page, found in by_page.items() if page not in left_out}
+    wanted = {page: texts for page, texts in by_page.items() if page not in left_out}
     longest_first = sorted(wanted, key=lambda page: -len(program_of(wanted[page])))
     with ThreadPoolExecutor(max_workers=2) as workers, warm_python(sys.executable) as warm:
         python = str(warm / "python")

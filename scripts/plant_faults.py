@@ -39,8 +39,8 @@ def search_all(faults: Sequence[Fault], options: argparse.Namespace, before: Seq
     """One outcome for each fault; the record is written after each."""
     from scripts.planted.chosen import PRELOADED, warm_python  # loads the gate, which --check does without
 
-    outcomes = [one for one in before if one.found_by is not None]
-    waiting = [fault for fault in faults if fault.number not in {one.number for one in outcomes}]
+    outcomes = [outcome for outcome in before if outcome.found_by is not None]
+    waiting = [fault for fault in faults if fault.number not in {outcome.number for outcome in outcomes}]
 
     def work(mine: Sequence[Fault], place: Path, python: str) -> None:
         search = Search(Scratch(place), python, options.gate, options.limit, options.nearest)
@@ -49,7 +49,7 @@ def search_all(faults: Sequence[Fault], options: argparse.Namespace, before: Seq
             outcomes.append(search.find(fault))
             print(row(fault, outcomes[-1]), flush=True)
             if options.record:
-                kept = [asdict(one) for one in sorted(outcomes, key=lambda one: one.number)]
+                kept = [asdict(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.number)]
                 options.record.write_text(json.dumps(kept, indent=1), "utf-8")
 
     with (
@@ -62,9 +62,9 @@ def search_all(faults: Sequence[Fault], options: argparse.Namespace, before: Seq
             pool.submit(work, waiting[job :: options.jobs], Path(folder) / str(job), python)
             for job in range(options.jobs)
         ]
-        for one in started:
-            one.result()
-    return sorted(outcomes, key=lambda one: one.number)
+        for search in started:
+            search.result()
+    return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
 def row(fault: Fault, outcome: Outcome) -> str:
@@ -86,26 +86,28 @@ def main() -> None:
     parser.add_argument("--only", metavar="N,...", help="faults by number")
     parser.add_argument("--jobs", type=int, default=1, help="faults at once, each in a copy of its own")
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="of the tests and of each part")
-    parser.add_argument("--nearest", type=int, metavar="FILES", help="only so many test files, and no other part")
+    parser.add_argument("--nearest", type=int, metavar="FILES", help="only this many test files, and no other part")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep the outcomes as JSON")
     parser.add_argument("--found", type=Path, metavar="FILE", help="a record of a gate that runs less")
     options = parser.parse_args()
-    if found := problems():
-        sys.exit("\n".join(found))
+    if wrong := problems():
+        sys.exit("\n".join(wrong))
     faults = read_faults()
     if options.check:
         print(f"{len(faults)} faults in {len({fault.room for fault in faults})} rooms can be planted")
         return
     wanted = set(map(int, options.only.split(","))) if options.only else {fault.number for fault in faults}
     chosen = [fault for fault in faults if fault.number in wanted]
-    outcomes = search_all(chosen, options, [one for one in read_record(options.found) if one.number in wanted])
+    outcomes = search_all(
+        chosen, options, [outcome for outcome in read_record(options.found) if outcome.number in wanted]
+    )
     print(f"\n{'':3}  {'room':28}  {'':8}  gate   found by")
     by_number = {fault.number: fault for fault in faults}
-    print("\n".join(row(by_number[one.number], one) for one in outcomes))
-    for gate in dict.fromkeys(one.gate for one in outcomes):
-        mine = [one for one in outcomes if one.gate == gate]
-        print(f"{gate}: {sum(one.found_by is not None for one in mine)} of {len(mine)} asked")
-    print(f"together: {sum(one.found_by is not None for one in outcomes)} of {len(outcomes)} found")
+    print("\n".join(row(by_number[outcome.number], outcome) for outcome in outcomes))
+    for gate in dict.fromkeys(outcome.gate for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.gate == gate]
+        print(f"{gate}: {sum(outcome.found_by is not None for outcome in mine)} of {len(mine)} asked")
+    print(f"together: {sum(outcome.found_by is not None for outcome in outcomes)} of {len(outcomes)} found")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ SEAL_SCHEMA = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSchema:
-    """A schema beside the code that writes the file: its place, the record that it describes, and its title."""
+    """A schema next to the code that writes the file: its place, the record that it describes, and its title."""
 
     file: str
     record: str  # "module:Name", below the package

@@ -3,7 +3,8 @@
     python scripts/run_notebook.py NOTEBOOK            exit code 1 if an output or one of its figures is gone
     python scripts/run_notebook.py NOTEBOOK --write    keeps the new outputs in the file instead
 
-Figures are the FLOPs, MACs, bytes and whole numbers of five digits and more in the text of an output.
+Figures are the FLOPs, MACs, bytes and whole numbers of five digits and more in the text of an output. What a cell says
+on stderr, such as a library's warning about widgets, is no output.
 """
 
 from __future__ import annotations
@@ -31,15 +32,22 @@ def figures(cell: nbformat.NotebookNode) -> set[str]:
 
 def what_is_gone(stored: nbformat.NotebookNode, ran: nbformat.NotebookNode) -> list[str]:
     """One line for each cell that no longer shows what the file says it shows."""
-    found = []
+    gone_lines = []
     for number, (before, after) in enumerate(zip(stored.cells, ran.cells, strict=True)):
         if before.cell_type != "code":
             continue
         if kinds(before) != kinds(after):
-            found.append(f"cell {number} shows {kinds(after)}, and {kinds(before)} in the file")
+            gone_lines.append(f"cell {number} shows {kinds(after)}, and {kinds(before)} in the file")
         elif gone := figures(before) - figures(after):
-            found.append(f"cell {number} no longer says {', '.join(sorted(gone))}")
-    return found
+            gone_lines.append(f"cell {number} no longer says {', '.join(sorted(gone))}")
+    return gone_lines
+
+
+def without_talk(notebook: nbformat.NotebookNode) -> None:
+    """Take what was said on stderr out of the outputs."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
 
 
 def main() -> None:
@@ -47,12 +55,13 @@ def main() -> None:
     notebook = nbformat.read(path, as_version=4)
     stored = copy.deepcopy(notebook)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    without_talk(notebook)
     if "--write" in sys.argv[2:]:
         nbformat.write(notebook, path)
     elif gone := what_is_gone(stored, notebook):
         sys.exit("\n".join([f"{path.name} is not what comes out:", *gone]))
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    print(f"   {len(cells)} cells ran; {sum(len(figures(cell)) for cell in cells)} figures are those of the file")
+    print(f"   {len(cells)} cells ran; {sum(len(figures(cell)) for cell in cells)} figures equal the file's")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The software bill of materials of a release, in CycloneDX JSON: what the wheel holds of others, and what it needs.
 
-    python -m scripts.sbom --out dist/llm-perf-opt.cdx.json     beside `python -m build`
+    python -m scripts.sbom --out dist/llm-perf-opt.cdx.json     next to `python -m build`
 
 What is bundled comes from `web/package-lock.json`, as far as its licence is in the wheel. What is needed comes from
 the metadata of the installed packages, from the requirements in `pyproject.toml` on, extras of `all` included. The
@@ -55,7 +55,7 @@ def _version(root: Path) -> str:
 
 
 def bundled(root: Path = ROOT) -> Iterator[dict[str, Any]]:
-    """The npm packages whose code is in the wheel, with the digest that npm locked."""
+    """The npm packages with code in the wheel, with the digest that npm locked."""
     packages = json.loads((root / "web" / "package-lock.json").read_text("utf-8"))["packages"]
     headings = re.findall(r"^(\S+) (\d[\w.]*) \(([\w.-]+)\)$", BUNDLED.read_text("utf-8"), re.MULTILINE)
     for name, version, licence in headings:
@@ -80,35 +80,35 @@ def needed(project: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The installed packages that the requirements lead to: required by `dependencies`, or optional by an extra."""
     extras = project["optional-dependencies"]
     required = reached(project["dependencies"])
-    asked = [one for name, some in extras.items() if name not in ("all", "dev") for one in some]
+    asked = [requirement for name, some in extras.items() if name not in ("all", "dev") for requirement in some]
     for name in sorted(required | reached(asked)):
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
         yield {
             "type": "library",
-            "bom-ref": f"pkg:pypi/{name}@{found.version}",
-            "purl": f"pkg:pypi/{name}@{found.version}",
+            "bom-ref": f"pkg:pypi/{name}@{distribution.version}",
+            "purl": f"pkg:pypi/{name}@{distribution.version}",
             "name": name,
-            "version": found.version,
+            "version": distribution.version,
             "scope": "required" if name in required else "optional",
-            "licenses": [_licence(found.metadata)],
+            "licenses": [_licence(distribution.metadata)],
         }
 
 
 def reached(requirements: list[str]) -> set[str]:
     """Names of all installed packages that these need; what is for another system is not installed."""
-    found: set[str] = set()
-    waiting = [one for one in requirements if not _EXTRA.search(one)]
+    names: set[str] = set()
+    waiting = [requirement for requirement in requirements if not _EXTRA.search(requirement)]
     while waiting:
         name = re.sub(r"[-_.]+", "-", _NAME.match(waiting.pop().strip())[0]).lower()  # type: ignore[index]
-        if name in found:
+        if name in names:
             continue
         try:
             needs = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        found.add(name)
-        waiting += [one for one in needs if not _EXTRA.search(one)]
-    return found
+        names.add(name)
+        waiting += [requirement for requirement in needs if not _EXTRA.search(requirement)]
+    return names
 
 
 def _licence(about: Any) -> dict[str, Any]:

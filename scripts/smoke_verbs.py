@@ -87,27 +87,30 @@ STEPS = (
     Step(f"report {TINY} --gpus h100-sxm --out report.html", r"How fast does a server run it", file="report.html"),
     Step("compare run run", r"(?m)^decode .* =$"),
     Step("trace run --device h100-sxm", r"lower bound"),
+    Step("advise run --device h100-sxm", r"(?m)^lower bound "),
     Step("trace run --device h100-sxm --rates tables", r"Where kernel times come from", extra="kernels"),
     Step("trace run --device h100-sxm --measured tpot=9ms", r"Corrected by measurement"),
     Step("cost run --sources counted,torch-counter,closed-form", r"FLOPs"),
     Step("sweep deepseek-ocr-tiny --crops 1x1,2x1", r"(?m)^2x1 "),
     Step(f"sweep {TINY} --users 1 --input 1k..2k --traces 12", r"(?m)^decode +1 "),
     Step("serve deepseek-ocr-tiny --page 90x130 --output 8 --users 2 --gpus h100-sxm", r"serves 2 users: TTFT "),
-    Step("engines install --help", r"Make a virtual environment with the engine"),
+    Step("cache where", r"llm-perf-opt|off"),
+    Step("tables list", r"aiconfigurator-core .* tables|No tables of measured kernels"),
+    Step("engines install --help", r"Install the engine"),
     Step("ask points failures --json", r"No point of the study", extra="study"),
     Step("join run recording.json", r"Attributed: 100 %"),
     Step(
         f"export {TINY} --part projector --check export --load-weights random --out parts",
         r"projector\.pt2 .* 0\.0e\+00",
     ),
-    Step("trace llama --prompt-tokens 16 --out other", r"(?m)^decode .* 0$", extra="hf"),
+    Step("trace llama --prompt-tokens 16 --out other", r"(?m)^decode .* 0$", extra="trace"),
     Step("graph run --out picture.png", r"PNG", extra="png", file="picture.png"),
     Step(f"trace {TINY} --tracer torchlens", r"(?m)^decode ", extra="torchlens"),
     Step(
         "trace llama --prompt-tokens 16 --tracer hooks --load-weights llama",
         r"(?m)^decode ",
         extra="weights",
-        without=f"trace {TINY} --tracer hooks --load-weights llama",  # the folder itself needs the extra hf as well
+        without=f"trace {TINY} --tracer hooks --load-weights llama",  # the folder itself needs transformers as well
     ),
     Step(
         f"export {TINY} --part projector --check onnx --check onnxruntime",

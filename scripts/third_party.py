@@ -38,6 +38,8 @@ OURS = (
     "src/llm_perf_opt/formats/study_page/study.js",
     "docs/images/*",  # scripts/pictures.sh
     "docs/data/*",  # benchmarks/ write them
+    "docs/assets/iframe-worker.js",  # search of the built site, opened from a disk
+    "src/llm_perf_opt/tracing/catalogue/*.trace.xz",  # scripts/catalogue_traces.py
     "tests/golden/*",  # scripts/make_graph_goldens.py
     "tests/core/callgraph/dialects/*",  # one small run, written in the forms of earlier scripts
     "benchmarks/breadth/full_size_changes.toml",
@@ -45,7 +47,7 @@ OURS = (
     "web/*",
 )
 NOT_SHIPPED = ("__pycache__", "node_modules", ".ipynb_checkpoints")
-BINARY = (".png", ".parquet")  # of ours; anything else with a zero byte is foreign
+BINARY = (".png", ".parquet", ".xz")  # of ours; anything else with a zero byte is foreign
 FIGURES = "figures"  # numbers alone: the source is named, there is no text to license
 PHRASES = {
     "MIT": "Permission is hereby granted, free of charge",
@@ -81,10 +83,10 @@ def listed(root: Path = ROOT) -> list[Row]:
 
 def shipped_files(root: Path = ROOT) -> list[str]:
     """Every file of the source archive, by its path in the project."""
-    found = (path for top in SHIPPED for path in (root / top).rglob("*") if path.is_file())
+    files = (path for top in SHIPPED for path in (root / top).rglob("*") if path.is_file())
     return sorted(
         path.relative_to(root).as_posix()
-        for path in found
+        for path in files
         if not any(part in NOT_SHIPPED for part in path.relative_to(root).parts)
     )
 
@@ -128,7 +130,7 @@ def problems_of_tree(root: Path = ROOT) -> list[str]:
 
 
 def _facts_without_source(names: list[str], root: Path) -> list[str]:
-    """Facts that the page beside them does not name; `a, b` in one row and a folder are names too."""
+    """Facts that the page next to them does not name; `a, b` in one row and a folder are names too."""
     page = root / FACTS / "README.md"
     rows = re.findall(r"^\| (`[^|]*`) \|", page.read_text("utf-8"), re.MULTILINE) if page.exists() else []
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
@@ -155,7 +157,9 @@ def _problems_of_row(row: Row, names: list[str], root: Path) -> list[str]:
         return [f"{row.pattern}: its licence text is not in the project"]
     text = " ".join((root / row.licence_text).read_text("utf-8").split())
     return [
-        f"{row.pattern}: no text of {one} in {row.licence_text}" for one in row.licences if PHRASES[one] not in text
+        f"{row.pattern}: no text of {licence} in {row.licence_text}"
+        for licence in row.licences
+        if PHRASES[licence] not in text
     ]
 
 
@@ -176,7 +180,7 @@ def problems_of_wheel(wheel: Path, root: Path = ROOT) -> list[str]:
     """What the wheel lacks or should not hold."""
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.read(name) for name in archive.namelist()}
-    problems = [f"{name}: binary code" for name, raw in inside.items() if b"\0" in raw]
+    problems = [f"{name}: binary code" for name, raw in inside.items() if b"\0" in raw and not name.endswith(BINARY)]
     licences = {name.partition(".dist-info/licenses/")[2] for name in inside}
     wanted = {"LICENSE"}
     for row in listed(root):

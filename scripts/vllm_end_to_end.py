@@ -127,9 +127,9 @@ CASES = (
 
 def problem(answer: CapacityAnswer) -> str | None:
     """What is wrong with an answer: every request is answered with all its tokens, by vLLM itself; None: nothing."""
-    found = answer.best.outcome
-    if found.output_tokens != REQUESTS * OUTPUT:
-        return f"{found.output_tokens} of {REQUESTS * OUTPUT} tokens were generated"
+    outcome = answer.best.outcome
+    if outcome.output_tokens != REQUESTS * OUTPUT:
+        return f"{outcome.output_tokens} of {REQUESTS * OUTPUT} tokens were generated"
     if not answer.engine.get("cache_blocks"):
         return "vLLM tells no blocks of its cache"
     return None
@@ -178,7 +178,7 @@ def main() -> int:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--folder", type=Path, help="make the environment there, and leave it")
     where.add_argument("--python", type=Path, help="the Python of an environment that is there")
-    parser.add_argument("--only", default="", help="models whose name holds this text")
+    parser.add_argument("--only", default="", help="models with this text in their names")
     given = parser.parse_args()
     cases = [case for case in CASES if given.only.lower() in case.model.lower()]
     began = time.monotonic()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
 import pytest
+
+os.environ["LLM_PERF_OPT_CACHE"] = "off"  # a test that is about the store names a folder of its own
 
 # Where something that watches torch could leave a patch behind.
 MODULES = ("torch", "torch.cuda", "torch.nn.functional", "torch.nn.init", "torch.nn.modules.module")

@@ -20,7 +20,7 @@ def slowness() -> float:
 
 
 def timed(limit_s: float, action: Callable[[], T]) -> T:
-    """What an action gives that may take so many CPU seconds, more where plain Python takes more."""
+    """What an action gives that may take this many CPU seconds, more where plain Python takes more."""
     before, started = slowness(), time.process_time()
     result = action()
     seconds = time.process_time() - started

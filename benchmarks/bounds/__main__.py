@@ -2,8 +2,9 @@
 
     python -m benchmarks.bounds [--docs] [--only measured|deployment]
 
-Reads tests/facts, traces without weights, and with --docs writes docs/measured-against-the-bound.md,
-docs/deployment-truth.md, their data files and the plots. About ten minutes in all, most of them for `deployment`.
+Reads tests/facts, traces without weights, and with --docs writes docs/evidence/measured-against-the-bound.md,
+docs/evidence/deployment-truth.md, their data files and the plots. About ten minutes in all, most of them for
+`deployment`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import logging
 from typing import Any
 
 from benchmarks.bounds import page
-from benchmarks.bounds.deployment_truth import CONFIGS, configuration_rows, record_row, truth
 from benchmarks.bounds.evaluation import NEEDED_RULES, agreement, check, models, read_all, summary, violations_without
+from benchmarks.bounds.page import CONFIGS, configuration_rows, record_row, truth
 from benchmarks.pages import DOCS, show_sections
 from benchmarks.runner import parser
 
@@ -55,12 +56,12 @@ def main() -> None:
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     if options.only != "deployment":
         data, drawn = measured_data()
-        show_sections(MEASURED, page.measured_sections(data), is_written=options.docs, data=data)
+        show_sections(f"evidence/{MEASURED}", page.measured_sections(data), is_written=options.docs, data=data)
         for name, svg in drawn.items() if options.docs else ():
             (DOCS / "data" / name).write_text(svg, encoding="utf-8")
     if options.only != "measured":
         data = deployment_data()
-        show_sections(DEPLOYMENT, page.deployment_sections(data), is_written=options.docs, data=data)
+        show_sections(f"evidence/{DEPLOYMENT}", page.deployment_sections(data), is_written=options.docs, data=data)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Layer:
 
     `cache_making` of them make what the cache keeps: of the last layer's work over a prompt that alone is needed for
     every token, since nothing but the last token's logits is asked for.
-    `step_pair_flops` and `prompt_pair_flops` are those of one query and one key: a latent cache is cheaper absorbed at
+    `step_pair_flops` and `prompt_pair_flops` are for one query and one key: a latent cache is cheaper absorbed at
     a step and cheaper expanded over a prompt. `index_pair_flops` and `index_values` belong to the search for the best
     keys, which looks at every position. `state_values` are carried by each sequence whatever its length.
     """
@@ -137,7 +137,7 @@ class ClosedForm:
         )
 
     def _weight_bytes(self, tokens: int, routing: str, last_tokens: int | None = None) -> float:
-        """`last_tokens` are those of the last layer's experts, where they are fewer."""
+        """`last_tokens` reach the last layer's experts, where they are fewer."""
         *before, last = self.layers
         counted = [(layer, tokens) for layer in before] + [(last, last_tokens or tokens)]
         return BF16_BYTES * (
@@ -265,7 +265,7 @@ def _mlp(config: Config, index: int) -> dict[str, int]:
         return {"fixed": 3 * hidden * (config.get("intermediate_size_mlp") or config["intermediate_size"])}
     width = config.get("moe_intermediate_size") or config["intermediate_size"]
     shared = config.get("shared_expert_intermediate_size") or width * config.get("n_shared_experts", 0)
-    if config.get("intermediate_size_mlp"):  # Llama 4 has one shared expert beside the routed ones
+    if config.get("intermediate_size_mlp"):  # Llama 4 has one shared expert next to the routed ones
         shared = width
     gate = hidden if config.get("shared_expert_intermediate_size") else 0
     return {

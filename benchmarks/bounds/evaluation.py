@@ -1,4 +1,4 @@
-"""Every measured run beside its bounds, what its model needs by its own code, and both sources of needs compared."""
+"""Every measured run next to its bounds, what its model needs by its own code, and both sources of needs compared."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def read_all(without: str | None = None) -> tuple[list[MeasuredRun], dict[str, s
 
 
 def check(run: MeasuredRun, without: str | None = None) -> Checked:
-    """The run beside what its model's own code says it needs."""
+    """The run next to what its model's own code says it needs."""
     is_smallest = without != smallest_stored_form.__name__
     device, needs = find_device(run.device), traced_needs(run.model, run.precision, is_smallest=is_smallest)
     fitting = sequences_that_fit(run, needs, needs.held_bytes(run.mean_context), device)
@@ -199,7 +199,7 @@ def _rules(checked: Sequence[Checked]) -> Iterator[dict[str, Any]]:
 def _closest(checked: Sequence[Checked], count: int = 8) -> Iterator[dict[str, Any]]:
     """The runs that come nearest to a bound, each by its nearest definition."""
     nearest = [(*min((ratio, name) for name, ratio in each.ratios().items()), each.run) for each in checked]
-    for ratio, definition, run in sorted(nearest, key=lambda found: found[0])[:count]:
+    for ratio, definition, run in sorted(nearest, key=lambda ranked: ranked[0])[:count]:
         yield {"ratio": round(ratio, 3), "definition": definition, "run": run.name, "source": run.source}
 
 
@@ -245,7 +245,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-# ---- traced needs beside formulas from the configuration
+# ---- traced needs next to formulas from the configuration
 
 STEPS = ((1, 1025), (8, 1025), (32, 8193), (512, 5000))  # batch, context
 PROMPT = 9000  # beyond every window and chunk

@@ -1,7 +1,7 @@
 """The times that a measured run cannot have beaten, from what its model needs and what its devices can do at most.
 
 Work is divided over all GPUs of a replica, as if no op waited for another and every kernel reached the data sheet. What
-its plan must send over the links goes beside it: of work and communication the longer counts. Two definitions:
+its plan must send over the links goes next to it: of work and communication the longer counts. Two definitions:
 
 **Strict.** As few experts as any routing can touch, and the sequences that were running rather than waiting: below
 every time per output token (TPOT) and every time to first token (TTFT).
@@ -33,7 +33,7 @@ from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.timing.collective_time import collective_time
 from llm_perf_opt.timing.lower_bound import bytes_from_memory, fastest_peak, is_known
 
-_MANY_TOKENS = 10**6  # bounds of collectives are whole nanoseconds, those of so many tokens exact enough
+_MANY_TOKENS = 10**6  # bounds of collectives are whole nanoseconds, those of this many tokens exact enough
 _NANO = 1e-9
 
 
@@ -89,8 +89,8 @@ def shared_blocks(model: str, *, is_alone: bool, experts_split: bool) -> tuple[i
 FEWEST, UNIFORM = "fewest", "uniform"
 FP4, FP8, BF16 = "float4_e2m1fn_x2", "float8_e4m3fn", "bfloat16"
 # The types in which a run of a precision may multiply; weights alone in int4 multiply in 16 bits.
-PRODUCT_TYPES = {"bf16": (BF16,), "int4": (BF16,), "fp8": (FP8, BF16), "fp4": (FP4, FP8, BF16)}
-ALL_EXPERTS_TOKENS = 10**6  # after so many tokens no expert is left untouched
+MATMUL_TYPES = {"bf16": (BF16,), "int4": (BF16,), "fp8": (FP8, BF16), "fp4": (FP4, FP8, BF16)}
+ALL_EXPERTS_TOKENS = 10**6  # after this many tokens no expert is left untouched
 
 
 class Work(Protocol):
@@ -175,7 +175,7 @@ def running_on_average(run: MeasuredRun) -> int:
 
 
 def batch_that_fits(run: MeasuredRun, fitting: int) -> int:
-    """At full load as many sequences run as their caches have room beside the weights, and no more."""
+    """At full load sequences run as far as memory holds their caches next to the weights, and no more."""
     return max(1, fitting if run.in_flight is None else min(fitting, run.in_flight))
 
 
@@ -228,14 +228,14 @@ def token_s(run: MeasuredRun, needs: Needs, device: Device, batch: int, routing:
 
 
 def sequences_that_fit(run: MeasuredRun, needs: Needs, held_bytes: int, device: Device) -> int:
-    """How many caches of `held_bytes` the decode GPUs hold beside all weights, if nothing else took room."""
+    """How many caches of `held_bytes` the decode GPUs hold next to all weights, if nothing else took room."""
     weights = needs.step(batch=ALL_EXPERTS_TOKENS, context=1, routing=UNIFORM).weight_bytes or 0
     return int(max(0, device.memory_bytes * run.decode_gpus - weights) // held_bytes)
 
 
 def peak(run: MeasuredRun, device: Device) -> int:
-    """The fastest products that the run's precision allows on the device."""
-    return max(fastest_peak(dtype, device) for dtype in PRODUCT_TYPES[run.precision] if is_known(dtype, device))
+    """The fastest matmuls that the run's precision allows on the device."""
+    return max(fastest_peak(dtype, device) for dtype in MATMUL_TYPES[run.precision] if is_known(dtype, device))
 
 
 def _seconds(flops: float, bytes_read: float, run: MeasuredRun, device: Device, gpus: int, *, share: int = 1) -> float:

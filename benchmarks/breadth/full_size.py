@@ -194,20 +194,20 @@ def _run(model_type: str, progress: Progress) -> None:
     subject = Subject.of(model_class, chosen.config)
     record["accepts"] = list(accepted_modalities(subject))
     with _timed(record, "search_s"):
-        found = find_inputs(subject, attempt)
-    record |= _described(found)
+        inputs = find_inputs(subject, attempt)
+    record |= _described(inputs)
     progress.stage = "forward"
     with _timed(record, "forward_s"):
-        engine.run(lambda: prefill(model, make_inputs(found.plan, torch.float32), found.entry))
+        engine.run(lambda: prefill(model, make_inputs(inputs.plan, torch.float32), inputs.entry))
 
 
-def _described(found: Found) -> Record:
+def _described(inputs: Found) -> Record:
     described: Record = {
-        "modalities": list(found.modalities),
-        "entry": found.entry,
-        "inputs": {name: str(list(getattr(leaf, "shape", ())) or leaf)[:80] for name, leaf in found.plan.items()},
+        "modalities": list(inputs.modalities),
+        "entry": inputs.entry,
+        "inputs": {name: str(list(getattr(leaf, "shape", ())) or leaf)[:80] for name, leaf in inputs.plan.items()},
     }
-    return described | ({"refusals": _refusals(found.refusals)} if found.refusals else {})
+    return described | ({"refusals": _refusals(inputs.refusals)} if inputs.refusals else {})
 
 
 def _refusals(messages: tuple[str, ...]) -> list[str]:
@@ -249,10 +249,10 @@ def run_control(model_type: str) -> Record:
     with engine:
         ghost = engine.adopt(model_class(chosen.config).eval())
     subject = Subject.of(model_class, chosen.config)
-    found = find_inputs(subject, lambda plan, entry: engine.run(lambda: prefill(ghost, make_inputs(plan), entry)))
+    inputs = find_inputs(subject, lambda plan, entry: engine.run(lambda: prefill(ghost, make_inputs(plan), entry)))
     torch.manual_seed(0)
     model = model_class(chosen.config).eval()
-    return {"calls": _count_calls(lambda: prefill(model, make_inputs(found.plan, torch.float32), found.entry))}
+    return {"calls": _count_calls(lambda: prefill(model, make_inputs(inputs.plan, torch.float32), inputs.entry))}
 
 
 # ---- the page
@@ -268,8 +268,8 @@ INTRODUCTION = """
 `benchmarks/breadth/full_size.py` takes every model type that the installed transformers has a model class for, builds
 the fullest class at the default configuration of its configuration class, finds inputs and runs one forward, all
 without weights. The inputs come from `models/huggingface/inputs`: plausible shapes from the signature and the
-configuration, corrected by what the model says of them. A default configuration that cannot be built or whose parts
-do not fit each other is changed as little as possible; every change is in the data file with its reason.
+configuration, corrected after the model's own error messages. A default configuration that cannot be built, or has
+parts that do not fit each other, is changed as little as possible; every change is in the data file with its reason.
 
 ```sh
 python -m benchmarks.breadth.full_size
@@ -386,7 +386,7 @@ def _changes(ran: Records) -> str:
 
 def main() -> None:
     """Sweep, write the data, refresh the page."""
-    parser = sweeper(__doc__, "breadth_full_size", "breadth.md", seconds=120)
+    parser = sweeper(__doc__, "breadth_full_size", "evidence/breadth.md", seconds=120)
     parser.add_argument("--control", type=int, default=0, metavar="N", help="models of at most N parameters for real")
     options = parser.parse_args()
     optional: dict[str, str] = {}
@@ -396,7 +396,11 @@ def main() -> None:
     sweep = Sweep(options, {**quieten(), "optional": optional})
     run_model_type("llama")  # what every child would otherwise import for itself
     sweep.run(model_types(), run_model_type)
-    ran = {name: one for name, one in sweep.records.items() if one["status"] == "ok" and "control" not in one}
+    ran = {
+        name: kept_record
+        for name, kept_record in sweep.records.items()
+        if kept_record["status"] == "ok" and "control" not in kept_record
+    }
     small = [name for name, record in ran.items() if record["parameters"] <= options.control]
     small.sort(key=lambda name: int(ran[name]["parameters"]))
     for name, record in sweep.jobs(small, run_control, str):

@@ -151,10 +151,10 @@ class Comparison:
 
 def compare(real: Observation, weightless: Observation) -> Comparison:
     """Compare `weightless` with `real`, call by call."""
-    found = [(path, text) for path, *calls in _pairs(real, weightless) if (text := _difference(*calls)) is not None]
+    differing = [(path, text) for path, *calls in _pairs(real, weightless) if (text := _difference(*calls)) is not None]
     return Comparison(
         calls_real=len(real.calls),
-        differences=tuple(found),
+        differences=tuple(differing),
         sequence_equal=real.paths == weightless.paths,
         result_equal=real.result == weightless.result,
     )
@@ -272,7 +272,9 @@ def ghost_floats(engine: Engine, value: Any) -> Any:
 
 
 def tiny_record(prepare: Callable[[], tuple[Build, Inputs]]) -> Record:
-    """The record of one class: `status` is unreal, failed, differs, replayed or equal; see `docs/breadth.md`."""
+    """The record of one class: `status` is unreal, failed, differs, replayed or equal; see
+    `docs/evidence/breadth.md`.
+    """
     try:
         _seed(0)
         build, given = prepare()
@@ -294,7 +296,7 @@ def _explained(build: Build, inputs: Inputs, real: RealRun, held: Comparison) ->
     if real.routing:
         try:
             replayed = compare(real.seen, run_weightless(build, inputs, replay=real.routing))
-        except PerfOptError as error:  # the record does not fit, because the run parted from the real one before
+        except PerfOptError as error:  # the record does not fit, because the run split from the real one before
             record |= {"replay": [error.why]}
         else:
             if replayed.exact:

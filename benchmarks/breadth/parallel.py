@@ -136,7 +136,7 @@ def _group_ranks(leaves: Sequence[Any]) -> tuple[int, ...]:
 
 
 def distributed_model(build: Callable[[], Any], sizes: Mapping[str, int]) -> Any:
-    """The share of this rank. `sizes` are those of transformers' `DistributedConfig`, `tp_size` and so on."""
+    """The share of this rank. `sizes` are as in transformers' `DistributedConfig`, `tp_size` and so on."""
     from transformers import initialization
     from transformers.distributed import DistributedConfig
 
@@ -234,12 +234,12 @@ def _outcome(planned: PlannedType, plan: ParallelPlan, target: Target) -> Record
             model = distributed_model(partial(_build, planned), sizes)
         except Exception as error:  # noqa: BLE001  a sweep records whatever a library raises
             return _refused(planned, plan, "sharding", _said(error))
-        found: Record = {"weight_bytes": bytes_held(model.parameters())}
-        found |= _forward(model, target)
-    found["seconds"] = round(time.process_time() - started, 2)
-    if found["status"] == "refused":
-        return found | _refused(planned, plan, "forward", str(found["message"]))
-    return found
+        outcome: Record = {"weight_bytes": bytes_held(model.parameters())}
+        outcome |= _forward(model, target)
+    outcome["seconds"] = round(time.process_time() - started, 2)
+    if outcome["status"] == "refused":
+        return outcome | _refused(planned, plan, "forward", str(outcome["message"]))
+    return outcome
 
 
 def _forward(model: Any, target: Target) -> Record:
@@ -292,7 +292,7 @@ def run_weightless(model_type: str, rules: Mapping[str, object], only: Collectio
 
 
 def _traced(planned: PlannedType, plan: ParallelPlan) -> Record:
-    """`runs` with what a rank holds and exchanges, or `refused` with the message."""
+    """`runs` with what a rank holds and communicates, or `refused` with the message."""
     started = time.process_time()
     try:
         adapter = HuggingFaceAdapter(planned.folder, False).on_rank(plan)
@@ -324,8 +324,8 @@ def _collectives(graph: CallGraph) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for row in graph.ops.kind:
         kind = graph.op_kinds[row]
-        if (found := collective_of(kind)) is not None:
-            counts[f"{kind.name} {found.payload_bytes}"] += 1
+        if (collective := collective_of(kind)) is not None:
+            counts[f"{kind.name} {collective.payload_bytes}"] += 1
     return dict(sorted(counts.items()))
 
 
@@ -338,17 +338,13 @@ ACCEPTED = ("runs", "sharded")
 INTRODUCTION = """
 # Model types under a parallel plan
 
-Which models of transformers can be spread over ranks, by the plan that each of them carries, and what of that runs here
-without weights, without a GPU and without the other ranks. `benchmarks/breadth/parallel.py` takes every model type that
-the installed transformers has a model class for, at its default sizes, and asks twice:
+How many models of transformers run here under the parallel plan that each of them carries, without weights, without a
+GPU and without the other ranks. Every model type with a model class, at its default sizes, is tried twice:
 
-- **transformers itself**: its own distribution code on meta tensors in torch's fake process group, then one forward on
-  meta tensors. *Runs*: sharded, and the forward ran. *Shards*: sharded, and the forward stops where it needs values,
-  which meta tensors do not have: row counts of experts, the shape of logits that a later stage sends, parameters that
-  fully sharded modules gather. *Refuses*: one of the two raised, and the cause is below.
-- **a weightless trace** of the same plan, one rank, prefill and one decode step.
-
-Rank 0 is traced; of two pipeline stages both are.
+- **transformers itself**: its own distribution code on meta tensors in torch's fake process group, then one forward.
+  *Runs*: sharded, and the forward ran. *Shards*: sharded, and the forward stops where it needs values. *Refuses*: one
+  of the two raised, and the cause is below.
+- **a weightless trace** of the same plan: rank 0 (both pipeline stages), prefill and one decode step.
 
 ```sh
 python -m benchmarks.breadth.parallel
@@ -412,7 +408,7 @@ def _pairs(records: Records) -> Iterator[Pair]:
 def _verdict(header: Mapping[str, Any], records: Records, pairs: Sequence[Pair]) -> str:
     types = {pair.model_type for pair in pairs}
     rules = [record["rules"] for key, record in records.items() if key.endswith(" real") and "rules" in record]
-    having = {axis: sum(bool(found[axis]) for found in rules) for axis in ("tp", "ep", "pp")}
+    having = {axis: sum(bool(ranks_of_axis[axis]) for ranks_of_axis in rules) for axis in ("tp", "ep", "pp")}
     accepted = [pair for pair in pairs if pair.accepted]
     traced = [pair for pair in accepted if pair.ours is not None]
     run = sum(pair.we_run for pair in traced)
@@ -420,7 +416,7 @@ def _verdict(header: Mapping[str, Any], records: Records, pairs: Sequence[Pair])
     untried = "" if len(traced) == len(accepted) else f" The other {len(accepted) - len(traced)} were not traced yet."
     return (
         f"With transformers {header['transformers']} and torch {header['torch']}, {len(rules)} of "
-        f"{header['model_types']} model types examined: {len(types)} carry a plan, their own or that of a part "
+        f"{header['model_types']} model types examined: {len(types)} carry a plan, their own or a part's "
         f"({having['tp']} for tensor, {having['ep']} for expert, {having['pp']} for pipeline parallelism). "
         f"transformers accepts {len(accepted)} of {len(pairs)} plans; "
         f"of these {len(traced)} were traced and **{run} run here, {share}**.{untried}"
@@ -429,7 +425,7 @@ def _verdict(header: Mapping[str, Any], records: Records, pairs: Sequence[Pair])
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]], heading: str = "") -> str:
     """Under a heading where there is one, and then only where there are rows."""
-    lines = [[str(one).replace("|", "\\|") for one in row] for row in rows]
+    lines = [[str(cell_value).replace("|", "\\|") for cell_value in row] for row in rows]
     return heading + wide_table(titles, lines) if lines or not heading else ""
 
 
@@ -461,7 +457,8 @@ def _refusals(pairs: Sequence[Pair]) -> str:
 
 def _code(message: str) -> str:
     """A message of a library as code, a cause in words as it is."""
-    return f"`{message[:160]}`" if "Error" in message else message
+    line = " ".join(message.split())
+    return f"`{line[:160]}`" if "Error" in line else line
 
 
 def _missing(pairs: Sequence[Pair]) -> str:
@@ -496,7 +493,7 @@ def _unequal(pairs: Sequence[Pair]) -> str:
 def _difference(pair: Pair) -> tuple[str, str, str]:
     assert pair.ours is not None
     mine, its = Counter(pair.ours["collectives"]), Counter(pair.real.get("collectives", pair.ours["collectives"]))
-    weights = " / ".join(f"{one['weight_bytes']:,}" for one in (pair.ours, pair.real))
+    weights = " / ".join(f"{record['weight_bytes']:,}" for record in (pair.ours, pair.real))
     return "same" if pair.is_same("weight_bytes") else weights, _counted(mine - its), _counted(its - mine)
 
 
@@ -515,8 +512,8 @@ def _every_type(records: Records, pairs: Sequence[Pair]) -> str:
     for pair in pairs:
         by_type.setdefault(pair.model_type, {})[pair.plan] = pair
     rows = [
-        (name, records[f"{name} real"]["class"], *(_mark(found.get(plan)) for plan in PLANS))
-        for name, found in sorted(by_type.items())
+        (name, records[f"{name} real"]["class"], *(_mark(by_plan.get(plan)) for plan in PLANS))
+        for name, by_plan in sorted(by_type.items())
     ]
     text = "## Every model type\n\ntransformers / here; an empty cell: the model has no rules for it.\n\n"
     return _table(("model type", "class", *PLANS), rows, text)
@@ -532,7 +529,7 @@ def _mark(pair: Pair | None) -> str:
 
 def main() -> None:
     """Sweep, write the data, refresh the page."""
-    parser = sweeper(__doc__, "parallel_breadth", "parallel-models.md", seconds=120)
+    parser = sweeper(__doc__, "parallel_breadth", "evidence/parallel-models.md", seconds=120)
     parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
     options = parser.parse_args()
     sweep = Sweep(options, {**quieten(), "model_types": len(model_types())}, every=5)
@@ -541,7 +538,7 @@ def main() -> None:
         names = sorted(model_types(), key=lambda name: (not _names_a_plan(name), name))
         sweep.run(names, run_real, _plans_in_short, " real")
     if "weightless" in options.sides:
-        known = {key.removesuffix(" real"): one for key, one in sweep.records.items() if key.endswith(" real")}
+        known = {key.removesuffix(" real"): record for key, record in sweep.records.items() if key.endswith(" real")}
         rules = {name: record["rules"] for name, record in known.items() if "rules" in record}
         sweep.run(sorted(rules), lambda name: run_weightless(name, rules[name]), _plans_in_short, " weightless")
     write_atomically(options.page, page(sweep.header, sweep.records))

@@ -189,7 +189,7 @@ def _told(source_figures: Sequence[SourceFigures]) -> Record:
 
 def main() -> None:
     """Sweep, write the data, refresh the page."""
-    options = sweeper(__doc__, "source_agreement", "source-agreement.md", seconds=240, gib=4).parse_args()
+    options = sweeper(__doc__, "source_agreement", "evidence/source-agreement.md", seconds=240, gib=4).parse_args()
     logging.disable(logging.WARNING)
     sweep = Sweep(options, {**quieten(), "fvcore": metadata.version("fvcore")}, every=1)
     compare("bert")  # what every child would otherwise import for itself

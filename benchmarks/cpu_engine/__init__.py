@@ -1,1 +1,1 @@
-"""The real engine on this machine's processor beside a replay with the step times of its calibration."""
+"""The real engine on this machine's processor next to a replay with the step times of its calibration."""

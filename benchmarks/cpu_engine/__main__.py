@@ -1,9 +1,11 @@
 """Serve two small models with the real engine on this machine's processor, and replay the same by its calibration.
 
     python -m benchmarks.cpu_engine record    calibrate and serve: a quarter of an hour of one core
-    python -m benchmarks.cpu_engine judge     replay what was recorded; writes its section of docs/serving-replay.md
+    python -m benchmarks.cpu_engine judge     replay what was recorded; writes its section of
+    docs/evidence/serving-replay.md
 
-Needs vLLM for processors (docs/vllm.md). Everything is on the clock of processor time, with one thread: a busy machine
+Needs vLLM for processors (docs/reference/vllm.md). Everything is on the clock of processor time, with one thread: a
+busy machine
 then changes little but its caches. Steps of one kind of traffic correct the table, the two others judge it.
 """
 
@@ -19,6 +21,7 @@ from typing import Any
 
 from msgspec import convert
 
+from benchmarks.cpu_engine.calibrated_time import CalibratedTimer
 from benchmarks.cpu_engine.loads import DTYPE, MODELS, Load, loads, section, times_of
 from benchmarks.pages import DOCS, show_sections
 from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
@@ -28,11 +31,10 @@ from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.measurements.calibrate.calibrate import calibrate
 from llm_perf_opt.measurements.serving_results import MeasuredStep
-from llm_perf_opt.serving.capacity.measured_beside import corrected, step_factors
+from llm_perf_opt.serving.capacity.measured_server import corrected, step_factors
 from llm_perf_opt.serving.vllm.environment import find
 from llm_perf_opt.serving.vllm.jobs import ReplayJob
 from llm_perf_opt.serving.vllm.process import ReplayProcess
-from llm_perf_opt.timing.step.calibrated_time import CalibratedTimer
 from llm_perf_opt.timing.step.engine_blocks import engine_blocks
 from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import StepRange, step_table
@@ -62,17 +64,17 @@ def judge() -> None:
                 tables[f"corrected by {name!r}"] = _corrected(table, first)
             for name, load in named.items():
                 same = [run for run in runs if run["load"] == name]
-                wanted = {kind: one for kind, one in tables.items() if repr(name) not in kind}
+                wanted = {kind: priced for kind, priced in tables.items() if repr(name) not in kind}
                 rows.append(
                     {
                         "model": model,
                         "load": name,
                         "tries": [times_of(run["requests"]) for run in same],
-                        "replayed": {kind: _replayed(process, load, one) for kind, one in wanted.items()},
+                        "replayed": {kind: _replayed(process, load, priced) for kind, priced in wanted.items()},
                         "beside": fmean(run["loop_s"] / run["busy_s"] - 1 for run in same),
                     }
                 )
-    show_sections("serving-replay", {"cpu": section(rows)}, is_written=True)
+    show_sections("evidence/serving-replay", {"cpu": section(rows)}, is_written=True)
 
 
 def real_runs(model: str) -> list[dict[str, Any]]:
@@ -106,8 +108,8 @@ def _corrected(table: StepTable, run: Mapping[str, Any]) -> StepTable:
 def _replayed(process: ReplayProcess, load: Load, table: StepTable) -> dict[str, float]:
     settings = load.settings()
     settings = replace(settings, model=str(FOLDER / settings.model))
-    found = process.replay(ReplayJob(settings=settings, traffic=load.traffic(), table=table))
-    return times_of(asdict(found.requests))
+    replayed = process.replay(ReplayJob(settings=settings, traffic=load.traffic(), table=table))
+    return times_of(asdict(replayed.requests))
 
 
 if __name__ == "__main__":

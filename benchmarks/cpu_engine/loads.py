@@ -20,7 +20,7 @@ _LENGTHS = "prompt=lognormal(120,0.6) output=lognormal(24,0.5)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load(Case):
-    """One model under one kind of traffic, in the type whose products a processor has instructions for."""
+    """One model under one kind of traffic, in the type whose matmuls a processor has instructions for."""
 
     text: str
 
@@ -71,18 +71,20 @@ def times_of(requests: Mapping[str, Any]) -> dict[str, float]:
 
 def section(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each load and kind of step times; the spread is that of the same load served several times."""
-    header = ("model", "traffic", "step times", *TIMES, "loop beside steps")
+    header = ("model", "traffic", "step times", *TIMES, "loop outside steps")
     lines = []
     for row in rows:
         tries, beside = row["tries"], f"{row['beside']:.0%}"
-        middle = {name: median(one[name] for one in tries) for name in TIMES}
-        spread = [max(one[name] for one in tries) / min(one[name] for one in tries) - 1 for name in TIMES]
+        middle = {name: median(attempt[name] for attempt in tries) for name in TIMES}
+        spread = [
+            max(attempt[name] for attempt in tries) / min(attempt[name] for attempt in tries) - 1 for name in TIMES
+        ]
         measured = (
             f"{_seconds(middle[name])}, tries within {off:.0%}" for name, off in zip(TIMES, spread, strict=True)
         )
         lines.append((row["model"], row["load"], "measured", *measured, beside))
-        for kind, found in row["replayed"].items():
-            errors = (f"{found[name] / middle[name] - 1:+.0%}" for name in TIMES)
+        for kind, times in row["replayed"].items():
+            errors = (f"{times[name] / middle[name] - 1:+.0%}" for name in TIMES)
             lines.append((row["model"], row["load"], kind, *errors, ""))
     return table(header, lines)
 

@@ -1,7 +1,7 @@
 """Runs in vLLM's Python: the real engine for processors serves every load, several times over; results as JSON.
 
 The clock goes on by the processor time of each step, as `benchmarks.vllm_schedules.real_engine` does it; the processor
-time of the whole loop tells what vLLM's scheduler and bookkeeping add beside the steps.
+time of the whole loop tells what vLLM's scheduler and bookkeeping add next to the steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.cpu_engine.loads import REPEATS, loads
 from benchmarks.vllm_schedules.real_engine import build
-from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
+from llm_perf_opt.serving.vllm.inside.front_end import RequestWriter
 from llm_perf_opt.serving.vllm.inside.run import run
 
 _FIRST_OF_PREFIX = 1500
@@ -26,12 +26,12 @@ _STEPS = ("duration_s", "decoding", "prompt_tokens")
 
 
 def _kept(columns: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: [round(one, 6) for one in getattr(columns, name)] for name in names}
+    return {name: [round(value, 6) for value in getattr(columns, name)] for name in names}
 
 
 def served(model: str) -> list[dict[str, Any]]:
     """The loads in turn, then all of them again: a machine drifts."""
-    found = []
+    rows = []
     named = loads(model)
     core = build(next(iter(named.values())))
     torch.set_num_threads(1)
@@ -43,12 +43,12 @@ def served(model: str) -> list[dict[str, Any]]:
             spent_s = time.thread_time() - began
             log = core.model_executor.log
             row = {"load": name, "repeat": repeat, "busy_s": log.busy_s, "loop_s": spent_s}
-            found.append({**row, "requests": _kept(answered, _TIMES), "steps": _kept(log.steps, _STEPS)})
+            rows.append({**row, "requests": _kept(answered, _TIMES), "steps": _kept(log.steps, _STEPS)})
             print(
                 f"{model}, {name}: {len(log.steps.start_s)} steps, {log.busy_s:.1f} of {spent_s:.1f} s", file=sys.stderr
             )
     core.shutdown()
-    return [row for row in found if row["repeat"] >= 0]
+    return [row for row in rows if row["repeat"] >= 0]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.kernels.held_out [system ...]
 
 Without arguments it judges every system, writes the quantiles to `timing/kernels/spread.json` and the tables to
-`docs/kernel-tables.md`.
+`docs/evidence/kernel-tables.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.kernels.subjects import SYSTEMS, Subject, own, subjects
 from benchmarks.pages import DOCS, ROOT, replace_section, table
 from llm_perf_opt.core.hardware import load_devices
-from llm_perf_opt.timing.kernels.exchanges import CAPTURED
+from llm_perf_opt.timing.kernels.collectives import CAPTURED
 from llm_perf_opt.timing.kernels.experts import GATED, LAYER_KEYS
 from llm_perf_opt.timing.kernels.kernel_tables import (
     ANY_SYSTEM,
@@ -34,6 +34,7 @@ from llm_perf_opt.timing.kernels.kernel_tables import (
     kernel_tables,
 )
 from llm_perf_opt.timing.kernels.latent import RANK, VALUE_WIDTH
+from llm_perf_opt.timing.kernels.table_sets import active_set
 from llm_perf_opt.timing.kernels.tables import (
     ENGINES,
     MEASURED_ON,
@@ -41,20 +42,19 @@ from llm_perf_opt.timing.kernels.tables import (
     SystemForDevice,
     column_names,
     newest,
-    package_version,
     read_rows,
     versions,
 )
 from llm_perf_opt.timing.kernels.times import ORIGINS, Codes, Estimate, Flags, Floats, TimeOrigin
 
 _SHARE = 0.1  # of the shapes
-_EVERY = 3  # one line of so many
+_EVERY = 3  # one line of this many
 _FAR = 0.8  # of an axis: lines beyond are its far end
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows that are left out, and those of them that are asked for."""
+    """Rows that are left out, and the ones of them that are asked for."""
 
     kind: str
     left_out: NDArray[np.bool_]
@@ -130,19 +130,19 @@ class Judged:
 SHAPES, OWN_ROWS = "shapes", "own rows"
 
 
-def accuracy_table(found: Sequence[Judged]) -> str:
-    """System and family: median error on whole shapes that were left out, and the plain roofline beside it."""
+def accuracy_table(records: Sequence[Judged]) -> str:
+    """System and family: median error on whole shapes that were left out, and the plain roofline next to it."""
     lines = []
-    for system in dict.fromkeys(one.system for one in found):
+    for system in dict.fromkeys(entry.system for entry in records):
         for family in Family:
-            mine = [one for one in found if (one.system, one.family) == (system, family)]
-            whole = [one for one in mine if one.kind == OWN_ROWS]
-            if rows := sum(len(one.ratios) for one in whole):
-                shapes, on_lines = _together(mine, SHAPES), [one for one in mine if one.kind.endswith("lines")]
+            mine = [entry for entry in records if (entry.system, entry.family) == (system, family)]
+            whole = [entry for entry in mine if entry.kind == OWN_ROWS]
+            if rows := sum(len(entry.ratios) for entry in whole):
+                shapes, on_lines = _together(mine, SHAPES), [entry for entry in mine if entry.kind.endswith("lines")]
                 roofline = (
                     ""
-                    if family is Family.EXCHANGES
-                    else _median(np.concatenate([one.roofline_errors for one in whole]))
+                    if family is Family.COLLECTIVES
+                    else _median(np.concatenate([entry.roofline_errors for entry in whole]))
                 )
                 errors = (_median(shapes), _quantile(shapes), _median(_errors(on_lines)), roofline)
                 lines.append((system, family, f"{rows:,}", *errors))
@@ -150,15 +150,15 @@ def accuracy_table(found: Sequence[Judged]) -> str:
     return table(("system", "family", "rows", *titles), lines, "llr")
 
 
-def parts_file(found: Sequence[Judged]) -> str:
+def parts_file(records: Sequence[Judged]) -> str:
     """Every table as CSV: engine, format or use, rows, median error on left-out shapes, plain roofline."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(("system", "engine", "family", "table", "rows", "median error", "plain roofline"))
-    for key in dict.fromkeys((one.system, one.engine, one.family, one.part) for one in found):
-        mine = [one for one in found if (one.system, one.engine, one.family, one.part) == key]
-        whole = next(one for one in mine if one.kind == OWN_ROWS)
-        roofline = "" if key[2] is Family.EXCHANGES else _median(whole.roofline_errors)
+    for key in dict.fromkeys((entry.system, entry.engine, entry.family, entry.part) for entry in records):
+        mine = [entry for entry in records if (entry.system, entry.engine, entry.family, entry.part) == key]
+        whole = next(entry for entry in mine if entry.kind == OWN_ROWS)
+        roofline = "" if key[2] is Family.COLLECTIVES else _median(whole.roofline_errors)
         writer.writerow((*key, f"{len(whole.ratios):,}", _median(_together(mine, SHAPES)), roofline))
     return lines.getvalue()
 
@@ -170,31 +170,31 @@ def coverage_table(inside: Mapping[tuple[str, Family], tuple[int, int]], scaled:
         for (system, family), (rows, hits) in sorted(inside.items())
     ]
     lines = []
-    for kind, family in dict.fromkeys((one.kind, one.family) for one in scaled):
-        mine = [one for one in scaled if (one.kind, one.family) == (kind, family)]
-        ratios = np.concatenate([one.ratios for one in mine])
+    for kind, family in dict.fromkeys((entry.kind, entry.family) for entry in scaled):
+        mine = [entry for entry in scaled if (entry.kind, entry.family) == (kind, family)]
+        ratios = np.concatenate([entry.ratios for entry in mine])
         low, high = np.quantile(ratios, (0.1, 0.9))
         lines.append((kind, family, f"{len(ratios):,}", _median(_errors(mine)), f"{low:.2f} to {high:.2f}"))
     titles = ("scaled", "family", "rows", "median error", "80 % of measured / expected")
     return f"{table(('system', 'family', 'rows', 'in the 80 % band'), bands, 'llr')}\n\n{table(titles, lines, 'llrrl')}"
 
 
-def versions_table(found: Sequence[Judged]) -> str:
+def versions_table(records: Sequence[Judged]) -> str:
     """The same rows in the newest version of an engine and in the one before."""
     lines = []
-    for one in sorted(found, key=lambda entry: (entry.engine, entry.part)):
-        tenths = ", ".join(f"{ratio:.2f}" for ratio in np.quantile(one.ratios, (0.1, 0.5, 0.9)))
-        lines.append((one.engine, one.part, one.kind.rpartition(" ")[2], f"{len(one.ratios):,}", tenths))
+    for entry in sorted(records, key=lambda entry: (entry.engine, entry.part)):
+        tenths = ", ".join(f"{ratio:.2f}" for ratio in np.quantile(entry.ratios, (0.1, 0.5, 0.9)))
+        lines.append((entry.engine, entry.part, entry.kind.rpartition(" ")[2], f"{len(entry.ratios):,}", tenths))
     titles = ("engine", "table", "system", "rows", "older over newer time: 10 %, median, 90 %")
     return table(titles, lines, "lllrl")
 
 
-def _together(found: Iterable[Judged], kind: str) -> Floats:
-    return _errors([one for one in found if one.kind == kind])
+def _together(records: Iterable[Judged], kind: str) -> Floats:
+    return _errors([entry for entry in records if entry.kind == kind])
 
 
-def _errors(found: Sequence[Judged]) -> Floats:
-    return np.concatenate([one.errors for one in found]) if found else np.array([])
+def _errors(records: Sequence[Judged]) -> Floats:
+    return np.concatenate([entry.errors for entry in records]) if records else np.array([])
 
 
 def _median(errors: Floats) -> str:
@@ -205,20 +205,20 @@ def _quantile(errors: Floats) -> str:
     return f"{100 * float(np.quantile(errors, 0.9)):.0f} %" if len(errors) else ""
 
 
-PAGE, PARTS = DOCS / "kernel-tables.md", DOCS / "data" / "kernel_tables.csv"
+PAGE, PARTS = DOCS / "evidence" / "kernel-tables.md", DOCS / "data" / "kernel_tables.csv"
 SPREADS = ROOT / "src" / "llm_perf_opt" / "timing" / "kernels" / "spread.json"
 LOW, HIGH = 0.1, 0.9
 CALIBRATION, CHECK = (0, 2, 3), 1  # seeds: quantiles are taken from some splits and counted on another
 # Tables that several versions of one engine measured, with the columns that name a row.
 _HEADS = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
 VERSIONED = (
-    (Family.PRODUCTS, "gemm", ("gemm_dtype", "m", "n", "k")),
+    (Family.MATMULS, "gemm", ("gemm_dtype", "m", "n", "k")),
     (Family.ATTENTION, "context_attention", _HEADS),
     (Family.ATTENTION, "generation_attention", _HEADS),
     (Family.EXPERTS, "moe", ("moe_dtype", "distribution", *LAYER_KEYS)),
-    (Family.EXCHANGES, "custom_allreduce", ("num_gpus", "message_size")),
+    (Family.COLLECTIVES, "custom_allreduce", ("num_gpus", "message_size")),
 )
-_KEPT = dict.fromkeys(Family, "true") | {Family.EXPERTS: GATED, Family.EXCHANGES: CAPTURED}
+_KEPT = dict.fromkeys(Family, "true") | {Family.EXPERTS: GATED, Family.COLLECTIVES: CAPTURED}
 FEWEST_ROWS = 30  # fewer do not give a quantile of their own
 # Devices whose times are predicted from another measured system: of the same architecture, and of the next.
 SCALED_PAIRS = (
@@ -262,32 +262,32 @@ def judge(subject: Subject) -> Iterator[Judged]:
 
 def judge_system(system: str) -> list[Judged]:
     """Every split of every table of a system."""
-    found = []
+    records = []
     for subject in subjects((system,)):
-        found += list(judge(subject))
+        records += list(judge(subject))
         print(f"{system} {subject.engine} {subject.family} {subject.part}: {subject.rows:,} rows", flush=True)
-    return found
+    return records
 
 
 def judge_scaled(pair: tuple[str, str]) -> list[Judged]:
     """Rows of one system answered by the tables of another, scaled by peaks and bandwidth."""
     target, source = pair
     scale = _scale(target, source)
-    wanted = {(one.engine, one.family, one.part): one for one in subjects((target,))}
-    found = []
+    wanted = {(entry.engine, entry.family, entry.part): entry for entry in subjects((target,))}
+    records = []
     for subject in subjects((source,)):
         rows = wanted.get((subject.engine, subject.family, subject.part))
-        if rows is None or subject.family is Family.EXCHANGES:  # links are not scaled
+        if rows is None or subject.family is Family.COLLECTIVES:  # links are not scaled
             continue
         estimate = subject.build(subject.columns)(rows.columns, scale)
         # `rows` has the roofline of the device that was measured.
-        found.append(_of_estimate(rows, f"{source} for {target}", rows.columns, estimate, system=ANY_SYSTEM))
-    print(f"{source} for {target}: {sum(len(one.ratios) for one in found):,} rows", flush=True)
-    return found
+        records.append(_of_estimate(rows, f"{source} for {target}", rows.columns, estimate, system=ANY_SYSTEM))
+    print(f"{source} for {target}: {sum(len(entry.ratios) for entry in records):,} rows", flush=True)
+    return records
 
 
 def judge_batched(systems: Sequence[str]) -> Iterator[Judged]:
-    """Several products in one launch: the absorbed products of latent attention, from the table of single products."""
+    """Several matmuls in one launch: the absorbed matmuls of latent attention, from the table of single matmuls."""
     for system in systems:
         for engine in ENGINES:
             if (table := newest(system, "mla_bmm", engine)) is None:
@@ -295,12 +295,12 @@ def judge_batched(systems: Sequence[str]) -> Iterator[Judged]:
             rows = read_rows(table, ("op_name", "num_tokens", "num_heads"), where="bmm_dtype = 'bfloat16'")
             is_first = rows["op_name"] == "mla_gen_pre"  # into the latent space; the other one comes out of it
             columns, depth = np.where(is_first, RANK, VALUE_WIDTH), np.where(is_first, VALUE_WIDTH, RANK)
-            times = kernel_tables(system, engine).products(
+            times = kernel_tables(system, engine).matmuls(
                 rows["num_tokens"], columns, depth, rows["num_heads"], weight_format="bfloat16"
             )
             ratios = rows["seconds"] / times.seconds
             yield Judged(
-                system=system, engine=engine, family=Family.PRODUCTS, part="batched bfloat16", kind="batched",
+                system=system, engine=engine, family=Family.MATMULS, part="batched bfloat16", kind="batched",
                 seed=CALIBRATION[0], ratios=ratios, roofline_ratios=np.full_like(ratios, np.nan),
                 origin_codes=times.origin_codes, off_grid=np.minimum(times.off_grid, MOST_DIMENSIONS),
             )  # fmt: skip
@@ -345,15 +345,15 @@ def _scale(target: str, source: str) -> SystemForDevice:
     )
 
 
-def spreads(found: Iterable[Judged]) -> list[HeldOutSpread]:
+def spreads(records: Iterable[Judged]) -> list[HeldOutSpread]:
     """Quantiles by system, family, origin and unmeasured dimensions, and of all systems together."""
     groups: dict[tuple[str, Family, TimeOrigin, int], list[Floats]] = defaultdict(list)
-    for one in found:
-        if one.seed == CHECK or one.kind == OWN_ROWS:
+    for entry in records:
+        if entry.seed == CHECK or entry.kind == OWN_ROWS:
             continue
-        for (code, dimensions), here in _kinds(one):
-            for system in {one.system, ANY_SYSTEM}:
-                groups[system, one.family, ORIGINS[code], dimensions].append(one.ratios[here])
+        for (code, dimensions), here in _kinds(entry):
+            for system in {entry.system, ANY_SYSTEM}:
+                groups[system, entry.family, ORIGINS[code], dimensions].append(entry.ratios[here])
     result = []
     for (system, family, origin, dimensions), parts in sorted(groups.items()):
         ratios = np.concatenate(parts)
@@ -365,26 +365,26 @@ def spreads(found: Iterable[Judged]) -> list[HeldOutSpread]:
     return result
 
 
-def coverage(found: Iterable[Judged], known: Sequence[HeldOutSpread]) -> dict[tuple[str, Family], tuple[int, int]]:
+def coverage(records: Iterable[Judged], known: Sequence[HeldOutSpread]) -> dict[tuple[str, Family], tuple[int, int]]:
     """System and family -> rows of the second split, and how many of them lie in their band."""
-    bands = {(one.system, one.family, one.origin, one.off_grid): (one.low, one.high) for one in known}
+    bands = {(entry.system, entry.family, entry.origin, entry.off_grid): (entry.low, entry.high) for entry in known}
     counts: dict[tuple[str, Family], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for one in found:
-        for (code, dimensions), here in _kinds(one) if one.seed == CHECK else ():
-            band = bands.get((one.system, one.family, ORIGINS[code], dimensions))
+    for entry in records:
+        for (code, dimensions), here in _kinds(entry) if entry.seed == CHECK else ():
+            band = bands.get((entry.system, entry.family, ORIGINS[code], dimensions))
             if band is not None:
-                ratios = one.ratios[here]
+                ratios = entry.ratios[here]
                 hits = int(((band[0] <= ratios) & (ratios <= band[1])).sum())
-                rows, before = counts[one.system, one.family]
-                counts[one.system, one.family] = (rows + len(ratios), before + hits)
+                rows, before = counts[entry.system, entry.family]
+                counts[entry.system, entry.family] = (rows + len(ratios), before + hits)
     return counts
 
 
-def _kinds(one: Judged) -> Iterator[tuple[tuple[int, int], Flags]]:
+def _kinds(entry: Judged) -> Iterator[tuple[tuple[int, int], Flags]]:
     """Origin code and unmeasured dimensions -> which rows have them."""
-    for code in np.unique(one.origin_codes).tolist():
-        for dimensions in np.unique(one.off_grid).tolist():
-            here = (one.origin_codes == code) & (one.off_grid == dimensions)
+    for code in np.unique(entry.origin_codes).tolist():
+        for dimensions in np.unique(entry.off_grid).tolist():
+            here = (entry.origin_codes == code) & (entry.off_grid == dimensions)
             if here.any():
                 yield (code, dimensions), here
 
@@ -395,21 +395,23 @@ def main(arguments: Sequence[str]) -> None:
     pairs = [pair for pair in SCALED_PAIRS if set(pair) <= set(systems)]
     with ProcessPoolExecutor() as pool:
         of_pairs = pool.map(judge_scaled, pairs)
-        found = [one for judgements in pool.map(judge_system, systems) for one in judgements]
-        scaled = [one for judgements in of_pairs for one in judgements]
+        records = [entry for judgements in pool.map(judge_system, systems) for entry in judgements]
+        scaled = [entry for judgements in of_pairs for entry in judgements]
     batched = list(judge_batched(systems))
-    known = spreads([*found, *scaled, *batched])
+    known = spreads([*records, *scaled, *batched])
     sections = {
-        "accuracy": accuracy_table(found),
-        "coverage": coverage_table(coverage(found, known), [*scaled, *batched]),
+        "accuracy": accuracy_table(records),
+        "coverage": coverage_table(coverage(records, known), [*scaled, *batched]),
         "versions": versions_table(list(judge_versions(systems))),
     }
     print("\n\n".join(sections.values()))
     if not arguments:
         for name, text in sections.items():
             replace_section(PAGE, name, text)
-        PARTS.write_text(parts_file(found), encoding="utf-8")
-        tables = f"aiconfigurator-core {package_version()}"
+        PARTS.write_text(parts_file(records), encoding="utf-8")
+        chosen = active_set()
+        assert chosen is not None, "the tables were read"
+        tables = f"{chosen.name} {chosen.version}"
         file = SpreadFile(tables=tables, measured_by="benchmarks/kernels/held_out.py", spreads=tuple(known))
         SPREADS.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
 

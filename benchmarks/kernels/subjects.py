@@ -8,20 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.hardware import load_devices
-from llm_perf_opt.timing.kernels import attention, experts, latent, products
+from llm_perf_opt.timing.kernels import attention, experts, latent, matmuls
 from llm_perf_opt.timing.kernels.attention import AttentionTable, Use
-from llm_perf_opt.timing.kernels.exchanges import Exchange, ExchangeTable, exchange_rows
+from llm_perf_opt.timing.kernels.collectives import NCCL_NAMES, CollectiveTable, collective_rows
 from llm_perf_opt.timing.kernels.experts import ExpertsTable
+from llm_perf_opt.timing.kernels.kept_rows import Columns
 from llm_perf_opt.timing.kernels.kernel_tables import Family
 from llm_perf_opt.timing.kernels.latent import LatentPart, LatentTable, Module
-from llm_perf_opt.timing.kernels.products import ProductTable
-from llm_perf_opt.timing.kernels.tables import ENGINES, MEASURED_ON, Columns, SystemForDevice, system_named
+from llm_perf_opt.timing.kernels.matmuls import MatmulTable
+from llm_perf_opt.timing.kernels.tables import ENGINES, MEASURED_ON, SystemForDevice, system_named
 from llm_perf_opt.timing.kernels.times import Estimate, Floats
 
 SYSTEMS = tuple(MEASURED_ON)
 Asked = Callable[[Columns, SystemForDevice], Estimate]
-# The peak at which the products of a table format run; the first that a device has.
+# The peak at which the matmuls of a table format run; the first that a device has.
 _PEAKS = {"fp8": ("fp8",), "fp8_block": ("fp8",), "nvfp4": ("fp4",), "sq": ("int8",), "w4a8_mxfp4_mxfp8": ("fp8",)}
 
 
@@ -59,30 +61,30 @@ class Subject:
 def subjects(systems: Sequence[str] = SYSTEMS, families: Collection[Family] = tuple(Family)) -> Iterator[Subject]:
     """Every table of every system and engine, one at a time."""
     of_engine = {
-        Family.PRODUCTS: _products,
+        Family.MATMULS: _matmuls,
         Family.ATTENTION: _attention,
         Family.LATENT: _latent,
         Family.EXPERTS: _experts,
-        Family.EXCHANGES: _exchanges,
+        Family.COLLECTIVES: _collectives,
     }
     for system in systems:
         for family in families:
-            for engine in (*ENGINES, *(["nccl"] if family is Family.EXCHANGES else [])):
+            for engine in (*ENGINES, *(["nccl"] if family is Family.COLLECTIVES else [])):
                 yield from of_engine[family](system, engine)
 
 
-def _products(system: str, engine: str) -> Iterator[Subject]:
-    for table_format, stored in products.STORED_BYTES.items():
-        columns = products.product_rows(system, engine, table_format)
+def _matmuls(system: str, engine: str) -> Iterator[Subject]:
+    for table_format, stored in matmuls.STORED_BYTES.items():
+        columns = matmuls.matmul_rows(system, engine, table_format)
         if columns is None:
             continue
 
         def work(rows: Columns, stored: tuple[float, float] = stored) -> tuple[Floats, Floats]:
             m, n, k = (rows[key].astype(np.float64) for key in ("m", "n", "k"))
-            return products.product_work(m, n, k, np.ones_like(m), *stored)
+            return matmuls.matmul_work(m, n, k, np.ones_like(m), *stored)
 
         def build(rows: Columns, table_format: str = table_format) -> Asked:
-            table = ProductTable.of_rows(table_format, rows)
+            table = MatmulTable.of_rows(table_format, rows)
 
             def ask(asked: Columns, target: SystemForDevice) -> Estimate:
                 m, n, k = (asked[key].astype(np.float64) for key in ("m", "n", "k"))
@@ -91,7 +93,7 @@ def _products(system: str, engine: str) -> Iterator[Subject]:
             return ask
 
         yield Subject(
-            system=system, engine=engine, family=Family.PRODUCTS, part=table_format, columns=columns,
+            system=system, engine=engine, family=Family.MATMULS, part=table_format, columns=columns,
             shape=("n", "k"), lines=("m", "n", "k"), build=build, work=work, peak=_PEAKS.get(table_format, ()),
         )  # fmt: skip
 
@@ -196,19 +198,19 @@ def _experts(system: str, engine: str) -> Iterator[Subject]:
         )  # fmt: skip
 
 
-def _exchanges(system: str, source: str) -> Iterator[Subject]:
-    for exchange in Exchange:
-        if source != "nccl" and exchange is not Exchange.ALL_REDUCE:
+def _collectives(system: str, source: str) -> Iterator[Subject]:
+    for kind in NCCL_NAMES:
+        if source != "nccl" and kind is not CollectiveKind.ALL_REDUCE:
             continue
-        if (columns := exchange_rows(system, source, exchange)) is None:
+        if (columns := collective_rows(system, source, kind)) is None:
             continue
 
         def build(rows: Columns) -> Asked:
-            table = ExchangeTable(rows)
+            table = CollectiveTable(rows)
             return lambda asked, _: table.estimate(asked["ranks"], asked["message_bytes"])
 
         yield Subject(
-            system=system, engine=source, family=Family.EXCHANGES, part=exchange.value, columns=columns,
+            system=system, engine=source, family=Family.COLLECTIVES, part=NCCL_NAMES[kind], columns=columns,
             shape=("ranks",), lines=("message_bytes",), build=build,
             work=lambda rows: (np.zeros(len(rows["seconds"])), rows["message_bytes"]), peak=(),
         )  # fmt: skip

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def measured(python: Path, peer: str, question: str, environment: Mapping[str, str]) -> Row:
-    """One question in one process; seconds and bytes are those of the whole process, imports included."""
+    """One question in one process; seconds and bytes count the whole process, imports included."""
     with tempfile.TemporaryDirectory() as folder:
         out, stderr = Path(folder) / "answer.json", Path(folder) / "stderr"
         started = time.perf_counter()
@@ -67,10 +67,10 @@ def told(question: str, out: Path, stderr: str, code: int) -> Row:
 
 def reason(stderr: str) -> str:
     """The error that began it, in one line without places on the disk; errors that wrap another come after it."""
-    found = _ERROR.findall(stderr)
-    if not found:
+    errors = _ERROR.findall(stderr)
+    if not errors:
         return (stderr.strip().splitlines() or ["no reason given"])[-1][:REASON_LENGTH]
-    kind, message = found[0]
+    kind, message = errors[0]
     text = re.sub(r"(?<![\w.])/[\w.+@-]+(?:/[\w.+@-]+)+", lambda path: Path(path[0]).name, message)
     return shorten(f"{kind.rpartition('.')[2]}: {text}".strip(": "), REASON_LENGTH, placeholder=" ...")
 
@@ -134,12 +134,12 @@ def python_of(folder: Path) -> Path:
 
 
 def site_packages(folder: Path) -> Path:
-    (found,) = (folder / "lib").glob("python3*/site-packages")
-    return found
+    (packages,) = (folder / "lib").glob("python3*/site-packages")
+    return packages
 
 
 def surroundings(threads: int, llm_viewer: Path | None) -> dict[str, str]:
-    """What a probe sees: this project's sources, so many threads, and no network."""
+    """What a probe sees: this project's sources, this many threads, and no network."""
     told = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": str(threads)}
     told |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     return told | ({} if llm_viewer is None else {"LLM_VIEWER": str(llm_viewer.resolve())})
@@ -168,7 +168,7 @@ SUBJECTS = {
 
 
 def names_about(sources: Path) -> dict[str, list[str]]:
-    """Public functions, classes, methods and fields whose name matches, by subject."""
+    """Public functions, classes, methods and fields with a matching name, by subject."""
     files = [sources] if sources.is_file() else sorted(sources.rglob("*.py"))
     names = {name for file in files for name in _defined(ast.parse(file.read_text(encoding="utf-8")))}
     return {

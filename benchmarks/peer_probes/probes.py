@@ -93,7 +93,7 @@ def fvcore_activations(asked: Asked) -> Offer:
     from fvcore.nn import ActivationCountAnalysis
 
     total = ActivationCountAnalysis(asked.subject.module, asked.subject.inputs).total()
-    return Offer(figure=total, unit="elements", of="outputs of convolutions and matrix products")
+    return Offer(figure=total, unit="elements", of="outputs of convolutions and matmuls")
 
 
 # ---- torch's own FlopCounterMode: prices ops as they are dispatched
@@ -183,7 +183,7 @@ def torchlens_values(asked: Asked) -> Offer:
     import torch
 
     kept = [op for op in _torchlens(asked, values=True).layer_list if isinstance(op.out, torch.Tensor)]
-    return Offer(figure=len(kept), unit="tensors", of="operations whose values can be read after one call")
+    return Offer(figure=len(kept), unit="tensors", of="operations with values to read after one call")
 
 
 def torchlens_picture(asked: Asked) -> Offer:

@@ -5,7 +5,8 @@
     python -m benchmarks.serving_replay field [--docs]       every aggregated record: about an hour of CPU, resumable:
                                                              schedules are kept in --schedules
 
-Needs vLLM's environment (docs/vllm.md) and the kernel tables. `--docs` writes docs/serving-replay.md and its data.
+Needs vLLM's environment (docs/reference/vllm.md) and the kernel tables. `--docs` writes
+docs/evidence/serving-replay.md and its data.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.records import read_answers
 from benchmarks.runner import parser
 from benchmarks.serving_replay import page
 from benchmarks.serving_replay.field_records import read_kept, replays
-from benchmarks.serving_replay.judgement import answered, by_group, figures, fitted, sets
+from benchmarks.serving_replay.page import answered, by_group, figures, fitted, sets
 from benchmarks.serving_replay.recorded_runs import (
     RecordedRun,
     Served,
@@ -50,19 +51,19 @@ PACE_CLOSE, PACE_TRIES = 0.003, 4
 
 def recorded(*, is_written: bool) -> dict[str, Any]:
     """Every recorded run by predicted step times, and by those times at the pace of the record."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with ReplayProcess() as process:
         for run in recorded_runs():
             table = table_of(run)
             first = process.replay_replicas(job_of(run, table))
-            found.append(_row(run, first, "as predicted"))
+            rows.append(_row(run, first, "as predicted"))
             paced, factor = _at_recorded_pace(process, run, table, first)
-            found.append(_row(run, paced, f"x {factor:.2f}, the recorded pace"))
+            rows.append(_row(run, paced, f"x {factor:.2f}, the recorded pace"))
             if is_written:
-                chart = svg_file(page.overlay(run, [one.steps for one in paced]))
+                chart = svg_file(page.overlay(run, [replayed.steps for replayed in paced]))
                 (DOCS / "data" / f"serving-replay-{run.name}.svg").write_text(chart, encoding="utf-8")
         knee = list(knee_rows(process))
-    return {"recorded": found, "knee": knee}
+    return {"recorded": rows, "knee": knee}
 
 
 def pages() -> dict[str, Any]:
@@ -86,7 +87,7 @@ def _at_recorded_pace(
 
 def _row(run: RecordedRun, done: list[Replayed], steps: str) -> dict[str, Any]:
     mine = served(done)
-    shifts = [abs(one - other) for one, other in zip(_places(run.served), _places(mine), strict=True)]
+    shifts = [abs(ours - theirs) for ours, theirs in zip(_places(run.served), _places(mine), strict=True)]
     return {
         "name": run.name,
         "steps": steps,
@@ -97,9 +98,9 @@ def _row(run: RecordedRun, done: list[Replayed], steps: str) -> dict[str, Any]:
     }
 
 
-def _places(one: Served) -> list[int]:
+def _places(engine: Served) -> list[int]:
     """The place of each request in the order of first tokens; those of one step keep their order of arrival."""
-    order = sorted(range(len(one.first)), key=lambda at: (round(one.first[at], 3), at))
+    order = sorted(range(len(engine.first)), key=lambda at: (round(engine.first[at], 3), at))
     return [place for _, place in sorted(zip(order, range(len(order)), strict=True))]
 
 
@@ -111,18 +112,18 @@ def field(schedules: Path | None) -> dict[str, Any]:
             json.dumps(
                 {
                     name: float(f"{value:.6g}") if isinstance(value, float) else value
-                    for name, value in asdict(one).items()
+                    for name, value in asdict(replay).items()
                 }
             )
             + "\n"
-            for one in replays(list(runs.values()), schedules)
+            for replay in replays(list(runs.values()), schedules)
         )
         write_whole(KEPT, [line.encode() for line in lines])
-    pairs = [(runs[one.name], one) for one in read_kept(KEPT).values()]
-    found, answers = answered(pairs), read_answers()
+    pairs = [(runs[replay.name], replay) for replay in read_kept(KEPT).values()]
+    replayed, answers = answered(pairs), read_answers()
     return {
-        "sets": {name: figures(some, answers) for name, some in sets(found).items()},
-        "groups": [(kind, name, figures(some, answers)) for kind, name, some in by_group(found)],
+        "sets": {name: figures(some, answers) for name, some in sets(replayed).items()},
+        "groups": [(kind, name, figures(some, answers)) for kind, name, some in by_group(replayed)],
         "first_token": fitted([pair for pair in pairs if not is_frozen(pair[0])]),
     }
 
@@ -136,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = {"recorded": lambda: recorded(is_written=options.docs), "pages": pages}
     asked["field"] = lambda: field(None if options.kept else options.schedules)
     data = asked[options.what]()
-    show_sections("serving-replay", page.sections(data), is_written=options.docs)
+    show_sections("evidence/serving-replay", page.sections(data), is_written=options.docs)
     if options.docs:
         kept = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
         DATA.write_text(json.dumps({**kept, **data}, indent=1) + "\n", encoding="utf-8")

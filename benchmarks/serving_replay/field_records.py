@@ -75,7 +75,7 @@ def groups_alike(run: MeasuredRun) -> int:
 
 
 def load_of(run: MeasuredRun) -> Traffic:
-    """So many in flight, three rounds of them; records with the same load have the same requests."""
+    """This many in flight, three rounds of them; records with the same load have the same requests."""
     flight = clients_of(run)
     is_range = has_drawn_lengths(run)
     draw = random.Random(f"{run.prompt_tokens} in, {run.output_tokens} out, {flight} in flight")
@@ -133,7 +133,7 @@ def read_kept(kept: Path) -> dict[str, Replay]:
 def replays(runs: Sequence[MeasuredRun], schedules: Path) -> Iterator[Replay]:
     """All of them, those of one engine together. Schedules that an earlier call has left are read, not made again."""
     todo = [(settings_of(run, traffic), run, traffic) for run in runs for traffic in (load_of(run),)]
-    todo.sort(key=lambda one: (one[0].max_batched_tokens or 0, one[0].cache_blocks or 0, one[1].in_flight or 1))
+    todo.sort(key=lambda pair: (pair[0].max_batched_tokens or 0, pair[0].cache_blocks or 0, pair[1].in_flight or 1))
     tables: dict[object, StepTable] = {}
     timers: dict[tuple[str, str], EngineTimer] = {}
     with ReplayProcess() as process:
@@ -208,11 +208,14 @@ def cache_blocks(blocks: EngineBlocks, device: str, plan: ParallelPlan) -> int:
 
 def weight_bytes(blocks: EngineBlocks, plan: ParallelPlan) -> float:
     """Of all ranks: what stands outside the experts is there once for each group with attention of its own."""
-    products = sum(one.columns * one.depth * one.layers * _bits(one.weight_format) / 8 for one in blocks.products)
-    experts = sum(
-        3 * one.hidden * one.inner * one.experts * one.layers * _bits(one.weight_format) / 8 for one in blocks.experts
+    matmuls = sum(
+        matmul.columns * matmul.depth * matmul.layers * _bits(matmul.weight_format) / 8 for matmul in blocks.matmuls
     )
-    return products * plan.attention_dp + experts
+    experts = sum(
+        3 * block.hidden * block.inner * block.experts * block.layers * _bits(block.weight_format) / 8
+        for block in blocks.experts
+    )
+    return matmuls * plan.attention_dp + experts
 
 
 def _bits(weight_format: str) -> float:
@@ -278,9 +281,9 @@ class Schedules:
         if file.exists():
             return read_message(file, Schedule)
         job = ReplayJob(settings=settings, traffic=traffic, table=table, has_jumps=True, keeps_batches=True)
-        found = schedule_of(self._process.replay(job))
-        write_message(file, found)
-        return found
+        schedule = schedule_of(self._process.replay(job))
+        write_message(file, schedule)
+        return schedule
 
 
 def schedule_of(done: Replayed) -> Schedule:
@@ -293,22 +296,22 @@ def schedule_of(done: Replayed) -> Schedule:
         is_below = np.abs(ends[above - 1] - times) <= np.abs(ends[above] - times)
         return [int(at) for at in above - is_below]
 
-    found = done.requests
+    requests = done.requests
     return Schedule(
         batches=done.batches,
-        came=after(found.arrival_s),
-        scheduled=after(found.scheduled_s),
-        first=after(found.first_token_s),
-        last=after(found.last_token_s),
-        output_tokens=found.output_tokens,
-        preemptions=sum(found.preemptions),
+        came=after(requests.arrival_s),
+        scheduled=after(requests.scheduled_s),
+        first=after(requests.first_token_s),
+        last=after(requests.last_token_s),
+        output_tokens=requests.output_tokens,
+        preemptions=sum(requests.preemptions),
     )
 
 
 def times_of(schedule: Schedule, table: StepTable, groups: int = 1) -> Served:
     """How long its requests take where steps take as long as the table says.
 
-    Of `groups` of ranks that step together, the schedule is that of one and the table that of all: they do the same.
+    Of `groups` of ranks that step together, one has the schedule and all have the table: they do the same.
     """
     time = JumpingTime(table, 1.0)
     ends = [0.0, *accumulate(time.seconds(_of_all(batch, groups)) for batch in schedule.batches)]

@@ -121,14 +121,14 @@ def served(engines: Sequence[Replayed]) -> Served:
     """A replay in the same form; the requests are named by their place in the record."""
     rows = sorted(
         (int(name), *times)
-        for one in engines
+        for engine in engines
         for name, *times in zip(
-            one.requests.ids,
-            one.requests.arrival_s,
-            one.requests.scheduled_s,
-            one.requests.first_token_s,
-            one.requests.last_token_s,
-            one.requests.output_tokens,
+            engine.requests.ids,
+            engine.requests.arrival_s,
+            engine.requests.scheduled_s,
+            engine.requests.first_token_s,
+            engine.requests.last_token_s,
+            engine.requests.output_tokens,
             strict=True,
         )
     )
@@ -156,18 +156,19 @@ def knee_rows(process: ReplayProcess) -> Iterator[dict[str, Any]]:
     """As the record has them."""
     for record, run in zip(records_of(NIM_FILE), read_nim(NIM_FILE), strict=True):
         done = replay_once(process, run, load_of(run))
-        found = done.requests
-        later = range(len(found.ids) // ROUNDS, 2 * len(found.ids) // ROUNDS)
+        requests = done.requests
+        later = range(len(requests.ids) // ROUNDS, 2 * len(requests.ids) // ROUNDS)
         yield {
             "in_flight": run.in_flight or 1,
             "measured_ttft_s": run.ttft_s or math.nan,
-            "ttft_s": fmean(found.first_token_s[at] - found.arrival_s[at] for at in later),
+            "ttft_s": fmean(requests.first_token_s[at] - requests.arrival_s[at] for at in later),
             "measured_itl_s": run.tpot_s or math.nan,
             "tpot_s": fmean(
-                (found.last_token_s[at] - found.first_token_s[at]) / (found.output_tokens[at] - 1) for at in later
+                (requests.last_token_s[at] - requests.first_token_s[at]) / (requests.output_tokens[at] - 1)
+                for at in later
             ),
             "measured_tokens_per_s": record["output_tokens_per_s"],
-            "tokens_per_s": sum(found.output_tokens) / done.seconds,
+            "tokens_per_s": sum(requests.output_tokens) / done.seconds,
             "running": max(done.steps.running),  # at most, in the replay
         }
 
@@ -181,21 +182,28 @@ def knee(in_flight: Sequence[int], ttft_s: Sequence[float]) -> int | None:
 
 MODEL, DEVICE, OUTPUT_TOKENS, PAGE_ROUNDS = "deepseek-ocr", "rtx-pro-6000-bw-server", 622, 6
 PUBLISHED_DEVICE, PUBLISHED_PAGES_PER_DAY = "a100-sxm-40g", 200_000
-PUBLISHED_TOKENS_PER_S = 2500  # of the same release, on the same GPU: so many tokens for each page
+PUBLISHED_TOKENS_PER_S = 2500  # of the same release, on the same GPU: this many tokens for each page
 PUBLISHED_PAGE = "1190x1684"  # A4 at 144 dots per inch, as the release renders documents
 
 
 def page_rows() -> Iterator[dict[str, Any]]:
     """Eight measured points, and the published pages of a day."""
-    records = [one for one in facts("serving/ocr.json")["records"] if "pages_per_s" in one]
-    sizes = tuple(read_page_size(name) for name in dict.fromkeys(one["image"] for one in records))
+    records = [record for record in facts("serving/ocr.json")["records"] if "pages_per_s" in record]
+    sizes = tuple(read_page_size(name) for name in dict.fromkeys(record["image"] for record in records))
     origin = find_origin(MODEL, torch_device="cuda")
     with engine_folder(origin, MODEL) as folder, ReplayProcess() as process:
         served = ServedModel(origin, sizes)
-        for one in records:
-            load = f"{one['concurrency']} at once pages={one['image']} output={OUTPUT_TOKENS}"
+        for record in records:
+            load = f"{record['concurrency']} at once pages={record['image']} output={OUTPUT_TOKENS}"
             yield _page_row(
-                process, folder, served, DEVICE, load, one["concurrency"], one["pages_per_s"], one["tpot_ms"] / 1e3
+                process,
+                folder,
+                served,
+                DEVICE,
+                load,
+                record["concurrency"],
+                record["pages_per_s"],
+                record["tpot_ms"] / 1e3,
             )
         published = ServedModel(origin, (read_page_size(PUBLISHED_PAGE),))
         per_s = PUBLISHED_PAGES_PER_DAY / 86400
@@ -221,8 +229,8 @@ def _page_row(
     done = process.replay(
         ReplayJob(settings=served.settings(folder, find_device(device), replica), traffic=traffic, table=replica.table)
     )
-    found = outcome([done], pages=len(traffic.requests), is_closed=True)
-    pages_per_s = found.requests_per_s
+    outcome_of_page = outcome([done], pages=len(traffic.requests), is_closed=True)
+    pages_per_s = outcome_of_page.requests_per_s
     return {
         "what": f"{device}: {load}",
         "measured_pages_per_s": measured,
@@ -230,5 +238,5 @@ def _page_row(
         "low": pages_per_s / replica.table.high,
         "high": pages_per_s / replica.table.low,
         "measured_tpot_s": tpot_s,
-        "tpot_s": found.tpot.at(0.5),
+        "tpot_s": outcome_of_page.tpot.at(0.5),
     }

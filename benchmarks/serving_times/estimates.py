@@ -16,7 +16,7 @@ from llm_perf_opt.serving.engines import default_limits
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward
-from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer, ForwardTime
+from llm_perf_opt.timing.step.engine_time import EngineTimer, ForwardTime, RankForward
 from llm_perf_opt.timing.step.request_time import first_token_shares
 from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import step_table
@@ -100,18 +100,18 @@ def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
     groups: Mapping[tuple[str, str], list[MeasuredRun]] = defaultdict(list)
     for run in runs:
         groups[run.device, run.engine].append(run)
-    found: list[Estimated] = []
+    records: list[Estimated] = []
     for (device, engine), some in groups.items():
         timer = EngineTimer.of(device, engine)
-        times = timer.times([one for run in some for one in _asked(run)])
+        times = timer.times([query for run in some for query in _asked(run)])
         tables: dict[tuple[int, ParallelPlan], StepTable] = {}
         for run, step, prompt in zip(some, times[::2], times[1::2], strict=True):
             blocks, plan = deployed_blocks(run), engine_plan(run)
             key = (id(blocks), plan)  # which are kept, and of which there are few
             if key not in tables:
                 tables[key] = step_table(blocks, timer, plan)
-            found.append(Estimated(run=run, state=steady_state(run, tables[key]), step=step, prompt=prompt))
-    return found
+            records.append(Estimated(run=run, state=steady_state(run, tables[key]), step=step, prompt=prompt))
+    return records
 
 
 def steady_state(run: MeasuredRun, table: StepTable) -> SteadyState:
@@ -129,13 +129,13 @@ def steady_state(run: MeasuredRun, table: StepTable) -> SteadyState:
     return steady.at(run.in_flight or 1)
 
 
-def _asked(run: MeasuredRun) -> tuple[AskedForward, AskedForward]:
+def _asked(run: MeasuredRun) -> tuple[RankForward, RankForward]:
     blocks, plan = deployed_blocks(run), engine_plan(run)
     step = Forward(sequences=run.in_flight or 1, queries=1, keys=run.mean_context)
     prompt = Forward(sequences=1, queries=run.prompt_tokens, keys=run.prompt_tokens)
     return (
-        AskedForward(blocks=blocks, forward=step, plan=plan),
-        AskedForward(blocks=blocks, forward=prompt, plan=plan),
+        RankForward(blocks=blocks, forward=step, plan=plan),
+        RankForward(blocks=blocks, forward=prompt, plan=plan),
     )
 
 
@@ -186,8 +186,8 @@ def _deployed(model: str, precision: str, cached: str) -> EngineBlocks:
     stored = {DecoderPart.ATTENTION: attention, DecoderPart.LATENT: attention, DecoderPart.MLP: matrices}
     return replace(
         blocks,
-        products=tuple(replace(one, **_stored(stored.get(one.part, BF16))) for one in blocks.products),
-        experts=tuple(replace(one, **_stored(experts)) for one in blocks.experts),
+        matmuls=tuple(replace(matmul, **_stored(stored.get(matmul.part, BF16))) for matmul in blocks.matmuls),
+        experts=tuple(replace(expert, **_stored(experts)) for expert in blocks.experts),
         attentions=tuple(
             replace(layer, dtype=cached, cached_bytes=layer.cached_bytes // narrower) for layer in blocks.attentions
         ),

@@ -38,7 +38,7 @@ FILE = Path(request_time.__file__).parent / "serving_fit.toml"
 class Judged:
     """A run with times of a fit that it took no part in."""
 
-    one: Estimated
+    estimate: Estimated
     tpot_s: float
     ttft_s: float
     fit: RequestFit
@@ -46,29 +46,29 @@ class Judged:
     @property
     def tpot_error(self) -> float:
         """Estimate over measurement, less one."""
-        return self.tpot_s / (self.one.run.tpot_s or math.nan) - 1
+        return self.tpot_s / (self.estimate.run.tpot_s or math.nan) - 1
 
     @property
     def ttft_error(self) -> float:
         """Estimate over measurement, less one."""
-        return self.ttft_s / (self.one.run.ttft_s or math.nan) - 1
+        return self.ttft_s / (self.estimate.run.ttft_s or math.nan) - 1
 
     def holds(self) -> bool:
         """Whether the band of TPOT holds the measurement."""
-        return banded(self.tpot_s, self.fit.tpot).holds(self.one.run.tpot_s or math.nan)
+        return banded(self.tpot_s, self.fit.tpot).holds(self.estimate.run.tpot_s or math.nan)
 
 
-def at_gap(one: Estimated, gap_s: float) -> Estimated:
+def at_gap(record: Estimated, gap_s: float) -> Estimated:
     """The same estimate with another gap."""
-    return replace(one, gap_s=gap_s)
+    return replace(record, gap_s=gap_s)
 
 
-def fit_gap(found: Sequence[Estimated]) -> float:
+def fit_gap(records: Sequence[Estimated]) -> float:
     """The gap with the least mean of median errors, every model and engine counting alike."""
     groups: dict[object, list[tuple[float, float, float]]] = defaultdict(list)
-    for one in found:
-        row = (at_gap(one, 0.0).tpot_s, one.step.kernels, one.run.tpot_s or 1.0)
-        groups[one.run.model, one.run.engine].append(row)
+    for record in records:
+        row = (at_gap(record, 0.0).tpot_s, record.step.kernels, record.run.tpot_s or 1.0)
+        groups[record.run.model, record.run.engine].append(row)
     columns = [np.array(rows).T for rows in groups.values()]
 
     def error(gap_s: float) -> float:
@@ -78,41 +78,41 @@ def fit_gap(found: Sequence[Estimated]) -> float:
     return min(GAPS_S, key=error)
 
 
-def fitted(found: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> RequestFit:
+def fitted(records: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> RequestFit:
     """The fit to these runs."""
-    clean = [at_gap(one, gap_s) for one in found if one.is_clean]
+    clean = [at_gap(record, gap_s) for record in records if record.is_clean]
     senders: dict[str, list[Estimated]] = defaultdict(list)
-    for one in clean:
-        senders[one.sender].append(one)
-        senders[ALL].append(one)
+    for record in clean:
+        senders[record.sender].append(record)
+        senders[ALL].append(record)
     shares = {name: _shares(some) for name, some in senders.items() if len(some) >= FEWEST}
     fit = RequestFit(
         fitted_to="silicon_sample.csv, aggregated, without the frozen systems and models",
         records=len(clean),
-        tpot=_quantiles([(one.run.tpot_s or 0) / at_gap(one, gap_s).tpot_s for one in found]),
+        tpot=_quantiles([(record.run.tpot_s or 0) / at_gap(record, gap_s).tpot_s for record in records]),
         ttft=Quantiles(low=1.0, high=1.0),
         first_token=shares,
     )
-    return replace(fit, ttft=_quantiles([(one.run.ttft_s or 0) / _ttft(one, fit) for one in clean]))
+    return replace(fit, ttft=_quantiles([(record.run.ttft_s or 0) / _ttft(record, fit) for record in clean]))
 
 
-def leave_one_out(found: Sequence[Estimated]) -> Iterator[Judged]:
+def leave_one_out(records: Sequence[Estimated]) -> Iterator[Judged]:
     """Every run by a fit to the other models."""
-    for model in dict.fromkeys(one.run.model for one in found):
-        others = [one for one in found if one.run.model != model]
-        gap_s = fit_gap([one for one in others if one.is_clean])
+    for model in dict.fromkeys(record.run.model for record in records):
+        others = [record for record in records if record.run.model != model]
+        gap_s = fit_gap([other for other in others if other.is_clean])
         fit = fitted(others, gap_s)
-        yield from judged([at_gap(one, gap_s) for one in found if one.run.model == model], fit)
+        yield from judged([at_gap(record, gap_s) for record in records if record.run.model == model], fit)
 
 
-def judged(found: Sequence[Estimated], fit: RequestFit) -> list[Judged]:
+def judged(records: Sequence[Estimated], fit: RequestFit) -> list[Judged]:
     """Every run by one fit."""
-    return [Judged(one=one, tpot_s=one.tpot_s, ttft_s=_ttft(one, fit), fit=fit) for one in found]
+    return [Judged(estimate=record, tpot_s=record.tpot_s, ttft_s=_ttft(record, fit), fit=fit) for record in records]
 
 
-def _ttft(one: Estimated, fit: RequestFit) -> float:
-    shares = fit.first_token.get(one.sender, fit.first_token[ALL])
-    return time_to_first(one.tpot_s, one.prompt_s, one.in_flight, shares)
+def _ttft(record: Estimated, fit: RequestFit) -> float:
+    shares = fit.first_token.get(record.sender, fit.first_token[ALL])
+    return time_to_first(record.tpot_s, record.prompt_s, record.in_flight, shares)
 
 
 def _quantiles(ratios: Sequence[float]) -> Quantiles:
@@ -121,10 +121,10 @@ def _quantiles(ratios: Sequence[float]) -> Quantiles:
 
 
 def _shares(some: Sequence[Estimated]) -> FirstToken:
-    rows = [(1.0, one.prompt_s, one.in_flight * one.prompt_s, one.tpot_s) for one in some]
-    measured = [one.run.ttft_s or 1.0 for one in some]
-    found = fit_first_token(rows, measured, begin=(0.02, 1.0, 0.1, 1.0), tries=400)
-    constant, prompts, others, steps = (round(value, 5) for value in found)
+    rows = [(1.0, record.prompt_s, record.in_flight * record.prompt_s, record.tpot_s) for record in some]
+    measured = [record.run.ttft_s or 1.0 for record in some]
+    fit = fit_first_token(rows, measured, begin=(0.02, 1.0, 0.1, 1.0), tries=400)
+    constant, prompts, others, steps = (round(value, 5) for value in fit)
     return FirstToken(constant_s=constant, prompts=prompts, prompts_of_others=others, steps=steps)
 
 

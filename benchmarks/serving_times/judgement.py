@@ -13,7 +13,15 @@ from benchmarks.records import MeasuredRun
 from benchmarks.serving_times.fitting import Judged
 
 LOW = 64  # sequences in flight up to which a record counts as lightly loaded
-TIE = math.log(1.03)  # repetitions do not tell such pairs apart
+TOLD = 0.1  # of the logarithm of two times: repetitions do not tell closer pairs apart
+CHANGES = {
+    "precision": "precision",
+    "plan": "plan",
+    "GPU": "device",
+    "engine": "engine",
+    "requests in flight": "in_flight",
+    "prompt": "prompt_tokens",
+}
 GROUPS: dict[str, Callable[[MeasuredRun], str]] = {
     "model": lambda run: run.model,
     "system": lambda run: run.device,
@@ -26,87 +34,163 @@ def figures(some: Sequence[Judged], answers: dict[str, tuple[float, float]]) -> 
     """One row of a table; `answers` are aiconfigurator's TTFT and TPOT in seconds by name of the run."""
     if not some:
         return {"runs": 0}
-    other = [(one, answers[one.one.run.name]) for one in some if one.one.run.name in answers]
+    other = [(record, answers[record.estimate.run.name]) for record in some if record.estimate.run.name in answers]
     return {
         "runs": len(some),
-        **tails_of("tpot", [one.tpot_error for one in some]),
-        "tpot_bias": round(median(one.tpot_error for one in some), 4),
-        **tails_of("ttft", [one.ttft_error for one in some]),
-        "held": round(sum(one.holds() for one in some) / len(some), 4),
-        "width": round(median(one.fit.tpot.high / one.fit.tpot.low for one in some), 3),
+        **tails_of("tpot", [record.tpot_error for record in some]),
+        "tpot_bias": round(median(record.tpot_error for record in some), 4),
+        **tails_of("ttft", [record.ttft_error for record in some]),
+        "held": round(sum(record.holds() for record in some) / len(some), 4),
+        "width": round(median(record.fit.tpot.high / record.fit.tpot.low for record in some), 3),
         "answered": len(other),
-        **tails_of("other_tpot", [found[1] / (one.one.run.tpot_s or math.nan) - 1 for one, found in other]),
-        **tails_of("other_ttft", [found[0] / (one.one.run.ttft_s or math.nan) - 1 for one, found in other]),
+        **tails_of(
+            "other_tpot", [answer[1] / (record.estimate.run.tpot_s or math.nan) - 1 for record, answer in other]
+        ),
+        **tails_of(
+            "other_ttft", [answer[0] / (record.estimate.run.ttft_s or math.nan) - 1 for record, answer in other]
+        ),
     }
 
 
 def tails_of(name: str, errors: Sequence[float]) -> dict[str, float | None]:
     """How far off in the median, and at most in 90 and in 99 of 100 records; None: there are no records."""
-    found = sorted(map(abs, errors))
+    sizes = sorted(map(abs, errors))
     places = {name: None, f"{name}_p90": 0.9, f"{name}_p99": 0.99}
-    if not found:
+    if not sizes:
         return dict.fromkeys(places)
     return {
-        key: round(median(found) if share is None else found[int(len(found) * share)], 4)
+        key: round(median(sizes) if share is None else sizes[int(len(sizes) * share)], 4)
         for key, share in places.items()
     }
 
 
 def sets(some: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """The sets that a page names; saturated runs are answered as such and are in none but the first."""
-    steady = [one for one in some if not one.one.is_saturated]
-    low = [one for one in steady if (one.one.run.in_flight or 0) <= LOW]
+    """The sets that a page names; saturated runs are answered as such and are in none but the first two."""
+    steady = [record for record in some if not record.estimate.is_saturated]
+    low = [record for record in steady if (record.estimate.run.in_flight or 0) <= LOW]
     return {
         "every aggregated record": list(some),
+        "neither drafted nor a whole system": [
+            record for record in some if not (record.estimate.run.drafts or record.estimate.run.is_whole_system)
+        ],
         "not saturated": steady,
         f"not saturated, up to {LOW} in flight": low,
-        f"clean, up to {LOW} in flight": [one for one in low if one.one.is_clean],
+        f"clean, up to {LOW} in flight": [record for record in low if record.estimate.is_clean],
     }
 
 
 def by_group(some: Sequence[Judged], answers: dict[str, tuple[float, float]]) -> dict[str, dict[str, Any]]:
     """Errors of the lightly loaded runs by model, system, engine and precision."""
     low = sets(some)[f"not saturated, up to {LOW} in flight"]
-    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for name, key in GROUPS.items():
         parts: dict[str, list[Judged]] = defaultdict(list)
-        for one in low:
-            parts[key(one.one.run)].append(one)
-        found[name] = {part: figures(members, answers) for part, members in sorted(parts.items())}
-    return found
+        for record in low:
+            parts[key(record.estimate.run)].append(record)
+        groups[name] = {part: figures(members, answers) for part, members in sorted(parts.items())}
+    return groups
 
 
 def by_origin(some: Sequence[Judged]) -> dict[str, float]:
     """Share of the steps' time by where it came from."""
     seconds: Counter[str] = Counter()
-    for one in some:
-        for origin, time in one.one.step.by_origin.items():
-            seconds[str(origin)] += time / one.one.step.seconds  # type: ignore[assignment]
-        gaps = one.one.step.seconds - sum(one.one.step.by_origin.values())
-        seconds["gaps, fitted"] += gaps / one.one.step.seconds  # type: ignore[assignment]
+    for record in some:
+        for origin, time in record.estimate.step.by_origin.items():
+            seconds[str(origin)] += time / record.estimate.step.seconds  # type: ignore[assignment]
+        gaps = record.estimate.step.seconds - sum(record.estimate.step.by_origin.values())
+        seconds["gaps, fitted"] += gaps / record.estimate.step.seconds  # type: ignore[assignment]
     return {origin: round(share / len(some), 4) for origin, share in seconds.most_common()}
 
 
-def order(some: Sequence[Judged], *, of_engines: bool) -> dict[str, Any]:
-    """How often the faster of two plans, or of two engines, is put first, all else being equal."""
+def one_change(some: Sequence[Judged], change: str) -> dict[str, Any]:
+    """Pairs of runs that differ in one thing: how far off the ratio of their TPOT is, and how often its sign is right.
 
-    def plan(run: MeasuredRun) -> str:
-        return run.decode_plan.describe(run.decode_gpus)
+    Signs count where the measured times are told apart. `wrong` are the groups of pairs that are put in false order.
+    """
+    errors, told, wrong, causes = [], 0, defaultdict(list), Counter[str]()
+    apart = _repetitions(some)
+    for first, second in _pairs(some, change):
+        measured = math.log((second.estimate.run.tpot_s or 1) / (first.estimate.run.tpot_s or 1))
+        expected = math.log(second.tpot_s / first.tpot_s)
+        errors.append(abs(expected - measured))
+        if abs(measured) > TOLD:
+            told += 1
+            if (measured > 0) != (expected > 0):
+                run = first.estimate.run
+                alike = {name: value for name, value in _alike(run).items() if name in ("model", "device", "engine")}
+                alike[change] = f"{_alike(run)[change]} to {_alike(second.estimate.run)[change]}"
+                alike["cause"] = cause = _cause((first, second), measured, expected, apart)
+                causes[cause] += 1
+                wrong[tuple(alike.values())].append((math.exp(measured) - 1, math.exp(expected) - 1))
+    errors.sort()
+    right = told - sum(map(len, wrong.values()))
+    groups = sorted(wrong.items(), key=lambda group: (-len(group[1]), group[0]))
+    return {
+        "pairs": len(errors),
+        "off": round(math.expm1(median(errors)), 4) if errors else None,
+        "off_p90": round(math.expm1(errors[int(0.9 * len(errors))]), 4) if errors else None,
+        "told": told,
+        "right": right,
+        "share": round(right / told, 4) if told else None,
+        "causes": dict(causes.most_common()),
+        "wrong": [
+            {"group": list(group), "pairs": len(both)}
+            | {name: round(median(pair[at] for pair in both), 3) for at, name in enumerate(("measured", "expected"))}
+            for group, both in groups
+        ],
+    }
 
-    groups: dict[Hashable, dict[str, Judged]] = defaultdict(dict)
-    for one in (one for one in some if one.one.is_clean):
-        run = one.one.run
-        same = (run.model, run.device, run.precision, run.prompt_tokens, run.output_tokens, run.in_flight)
-        alike = (*same, plan(run) if of_engines else run.engine)
-        groups[alike].setdefault(run.engine if of_engines else plan(run), one)
-    right = pairs = 0
+
+SATURATED = "a run is saturated: its time says how long the queue was"
+REPEATED = "repetitions of one of the two are as far apart"
+ALIKE = "estimated alike, within 10 %"
+EXPERTS = "experts spread by another rule"
+ATTENTION = "replicas of the attention in place of shared heads"
+MORE = "more GPUs measured slower, or fewer faster"
+OTHER = "no cause found"
+
+
+def _cause(pair: tuple[Judged, Judged], measured: float, expected: float, apart: dict[Hashable, float]) -> str:
+    """Why a pair may be in false order: the first rule that holds, those that doubt the records before the others."""
+    runs = [record.estimate.run for record in pair]
+    if any(record.estimate.is_saturated for record in pair):
+        return SATURATED
+    if max(apart[_configuration(run)] for run in runs) >= abs(measured):
+        return REPEATED
+    if abs(expected) < TOLD:
+        return ALIKE
+    if runs[0].decode_gpus != runs[1].decode_gpus and (measured > 0) == (runs[1].decode_gpus > runs[0].decode_gpus):
+        return MORE
+    plans = [run.decode_plan.describe(run.decode_gpus) for run in runs]
+    if ("dp" in plans[0]) != ("dp" in plans[1]):
+        return ATTENTION
+    return EXPERTS if ("ep" in plans[0]) != ("ep" in plans[1]) else OTHER
+
+
+def _configuration(run: MeasuredRun) -> Hashable:
+    return tuple(_alike(run).values())
+
+
+def _repetitions(some: Sequence[Judged]) -> dict[Hashable, float]:
+    """Configuration -> how far apart the logarithms of its measured times are; 0 where it was measured once."""
+    times: dict[Hashable, list[float]] = defaultdict(list)
+    for record in some:
+        times[_configuration(record.estimate.run)].append(math.log(record.estimate.run.tpot_s or 1))
+    return {configuration: max(logs) - min(logs) for configuration, logs in times.items()}
+
+
+def _alike(run: MeasuredRun) -> dict[str, object]:
+    names = ("model", "device", "engine", "precision", "prompt_tokens", "output_tokens", "in_flight")
+    return {name: getattr(run, name) for name in names} | {"plan": run.decode_plan.describe(run.decode_gpus)}
+
+
+def _pairs(some: Sequence[Judged], change: str) -> Iterator[tuple[Judged, Judged]]:
+    groups: dict[Hashable, dict[object, Judged]] = defaultdict(dict)
+    for record in some:
+        alike = _alike(record.estimate.run)
+        groups[tuple(value for name, value in alike.items() if name != change)].setdefault(alike[change], record)
     for members in groups.values():
-        for first, second in combinations(members.values(), 2):
-            measured = math.log((first.one.run.tpot_s or 1) / (second.one.run.tpot_s or 1))
-            if abs(measured) > TIE:
-                pairs += 1
-                right += (measured < 0) == (first.tpot_s < second.tpot_s)
-    return {"pairs": pairs, "right": right, "share": round(right / pairs, 4) if pairs else None}
+        yield from combinations(members.values(), 2)
 
 
 def after_measurements(some: Sequence[Judged]) -> dict[str, dict[str, Any]]:
@@ -116,18 +200,18 @@ def after_measurements(some: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     measurement.
     """
     curves: dict[Hashable, list[Judged]] = defaultdict(list)
-    for one in (one for one in some if one.one.is_clean):
-        run = one.one.run
+    for record in (record for record in some if record.estimate.is_clean):
+        run = record.estimate.run
         plan = run.decode_plan.describe(run.decode_gpus)
         same = (run.model, run.device, run.engine, run.precision, run.prompt_tokens, run.output_tokens)
-        curves[*same, plan].append(one)
-    found: dict[str, list[float]] = defaultdict(list)
+        curves[*same, plan].append(record)
+    errors_of: dict[str, list[float]] = defaultdict(list)
     for curve in curves.values():
-        for name, error in _rest(sorted(curve, key=lambda one: one.one.run.in_flight or 0)):
-            found[name].append(error)
+        for name, error in _rest(sorted(curve, key=lambda record: record.estimate.run.in_flight or 0)):
+            errors_of[name].append(error)
     return {
         name: {"runs": len(errors), **tails_of("off", errors), **_ends(errors)}
-        for name, errors in sorted(found.items())
+        for name, errors in sorted(errors_of.items())
     }
 
 
@@ -140,15 +224,15 @@ def _ends(errors: Sequence[float]) -> dict[str, float]:
 def _rest(curve: Sequence[Judged]) -> Iterator[tuple[str, float]]:
     """Errors of the runs of one curve that were not measured, by what was."""
     middle = curve[len(curve) // 2]
-    for one in curve:
-        if len(curve) > 1 and one is not middle:
-            yield "TPOT, one point", (1 + one.tpot_error) / (1 + middle.tpot_error) - 1
-            yield "TTFT, one point", (1 + one.ttft_error) / (1 + middle.ttft_error) - 1
+    for record in curve:
+        if len(curve) > 1 and record is not middle:
+            yield "TPOT, one point", (1 + record.tpot_error) / (1 + middle.tpot_error) - 1
+            yield "TTFT, one point", (1 + record.ttft_error) / (1 + middle.ttft_error) - 1
     first, last = curve[0], curve[-1]
     span = math.log(last.tpot_s / first.tpot_s)
     if len(curve) < 4 or span < math.log(1.05):
         return
-    slope = math.log((last.one.run.tpot_s or 1) / (first.one.run.tpot_s or 1)) / span
-    for one in curve[1:-1]:
-        expected = (first.one.run.tpot_s or 1) * (one.tpot_s / first.tpot_s) ** slope
-        yield "TPOT, both ends", expected / (one.one.run.tpot_s or math.nan) - 1
+    slope = math.log((last.estimate.run.tpot_s or 1) / (first.estimate.run.tpot_s or 1)) / span
+    for record in curve[1:-1]:
+        expected = (first.estimate.run.tpot_s or 1) * (record.tpot_s / first.tpot_s) ** slope
+        yield "TPOT, both ends", expected / (record.estimate.run.tpot_s or math.nan) - 1

@@ -1,1 +1,1 @@
-"""Is the schedule of a replay that of the real engine? Recorded runs of vLLM's engine for processors, replayed."""
+"""Is the schedule of a replay equal to the real engine's? Recorded runs of vLLM's engine for processors, replayed."""

@@ -28,21 +28,24 @@ def check() -> None:
             why=f"{FOLDER} has none",
             fix="record them: python -m benchmarks.vllm_schedules record",
         )
-    found = []
+    comparisons = []
     with VllmProcess(environment) as process:
         for file in files:
-            found.append(compare(read(file), process))
-            print(_line(found[-1]), flush=True)
-    write_compared(environment.release, found)
-    steps, entries = sum(one.steps for one in found), sum(one.entries for one in found)
+            comparisons.append(compare(read(file), process))
+            print(_line(comparisons[-1]), flush=True)
+    write_compared(environment.release, comparisons)
+    steps, entries = (
+        sum(comparison.steps for comparison in comparisons),
+        sum(comparison.entries for comparison in comparisons),
+    )
     print(f"{len(files)} cases, {steps:,} steps, {entries:,} entries")
 
 
-def _line(found: Comparison) -> str:
-    said = "identical" if found.first_difference is None else f"DIFFERENT: {found.first_difference}"
+def _line(result: Comparison) -> str:
+    said = "identical" if result.first_difference is None else f"DIFFERENT: {result.first_difference}"
     return (
-        f"{found.case:18} {said}; {found.steps:,} steps, {found.entries:,} entries, {found.preemptions} preemptions; "
-        f"largest difference of a request's time {found.largest_time_error_s:g} s"
+        f"{result.case:18} {said}; {result.steps:,} steps, {result.entries:,} entries, "
+        f"{result.preemptions} preemptions; largest difference of a request's time {result.largest_time_error_s:g} s"
     )
 
 

@@ -40,7 +40,7 @@ class Case:
     pipeline: int = 1
 
     def settings(self) -> EngineSettings:
-        """As a replay is told them; the model is named by its folder beside the recorded files."""
+        """As a replay is told them; the model is named by its folder next to the recorded files."""
         more = {"block_size": 32, "async_scheduling": self.is_async, "enforce_eager": True, **self.more}
         return EngineSettings(
             model=f"models/{self.model}",

@@ -25,8 +25,8 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from benchmarks.vllm_schedules.cases import CASES, FOLDER, STEP_S, Case
 from benchmarks.vllm_schedules.recorded import RecordedSchedule, write
 from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
+from llm_perf_opt.serving.vllm.inside.front_end import RequestWriter
 from llm_perf_opt.serving.vllm.inside.launches import Clock, Due, Stages, StepLog
-from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
 from llm_perf_opt.serving.vllm.inside.run import run
 from llm_perf_opt.serving.vllm.inside.schedules import record
 from llm_perf_opt.serving.vllm.inside.step_time import batch_of
@@ -58,19 +58,19 @@ class MeasuredExecutor(_OnClock, UniProcExecutor):
 
     def execute_model(self, scheduled: Any, non_block: bool = False) -> Any:
         began = time.thread_time()
-        found = super().execute_model(scheduled, non_block=True).result()
+        output = super().execute_model(scheduled, non_block=True).result()
         self._open = scheduled, time.thread_time() - began
-        at_s = self.clock.now if found is not None else 0.0  # what has no tokens has no sampling either
-        return Due(self.clock, at_s, found) if non_block else found
+        at_s = self.clock.now if output is not None else 0.0  # what has no tokens has no sampling either
+        return Due(self.clock, at_s, output) if non_block else output
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         scheduled, before_s = self._open
         began = time.thread_time()
-        found = super().sample_tokens(grammar_output, non_block=True).result()
+        output = super().sample_tokens(grammar_output, non_block=True).result()
         end_s = self.launched(scheduled, round(before_s + time.thread_time() - began, 6))
-        sampled = [found.sampled_token_ids[found.req_id_to_index[name]] for name in scheduled.num_scheduled_tokens]
+        sampled = [output.sampled_token_ids[output.req_id_to_index[name]] for name in scheduled.num_scheduled_tokens]
         self.tokens.append((tuple(map(len, sampled)), ()))
-        due = Due(self.clock, end_s, found)
+        due = Due(self.clock, end_s, output)
         return due if non_block else due.result()
 
     def take_draft_token_ids(self) -> Any:
@@ -195,9 +195,9 @@ def with_images(config: Any, traffic: Traffic) -> tuple[Traffic, Callable[[Reque
     shown = tuple(_described(request, made) for request in traffic.requests)
 
     def make_request(request: Request, arrival_s: float) -> Any:
-        found = made[request.id]
-        found.arrival_time = arrival_s
-        return found
+        engine_request = made[request.id]
+        engine_request.arrival_time = arrival_s
+        return engine_request
 
     return Traffic(requests=shown, concurrency=traffic.concurrency, origin=traffic.origin), make_request
 
@@ -217,25 +217,27 @@ def _made(processor: Any, request: Request, number: int) -> Any:
 
 def _described(request: Request, made: dict[str, Any]) -> Request:
     """What a replay is told: the image, and how far the prompt is that of another request with the same image."""
-    found = made[request.id]
-    (image,) = found.mm_features
+    engine_request = made[request.id]
+    (image,) = engine_request.mm_features
     span = ImageSpan(offset=image.mm_position.offset, tokens=image.mm_position.length, name=image.identifier)
     others = [other for other in made.values() if other.mm_features[0].identifier == span.name]
     shared = min(
         next(
             (
                 at
-                for at, (left, right) in enumerate(zip(found.prompt_token_ids, other.prompt_token_ids, strict=False))
+                for at, (left, right) in enumerate(
+                    zip(engine_request.prompt_token_ids, other.prompt_token_ids, strict=False)
+                )
                 if left != right
             ),
-            len(found.prompt_token_ids),
+            len(engine_request.prompt_token_ids),
         )
         for other in others
     )
     return Request(
         id=request.id,
         arrival_s=request.arrival_s,
-        prompt_tokens=len(found.prompt_token_ids),
+        prompt_tokens=len(engine_request.prompt_token_ids),
         output_tokens=request.output_tokens,
         prefix=span.name if len(others) > 1 else None,
         prefix_tokens=shared if len(others) > 1 else 0,

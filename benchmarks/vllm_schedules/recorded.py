@@ -89,16 +89,16 @@ class Comparison:
 
 def compare(recorded: RecordedSchedule, process: VllmProcess) -> Comparison:
     """Replay a recorded run and hold one against the other."""
-    found = process.ask("schedule", recorded.job(), Scheduled)
+    scheduled = process.ask("schedule", recorded.job(), Scheduled)
     counts = [[int(word) for word in line.split()[:4]] for line in recorded.steps]
     return Comparison(
         case=recorded.case,
         steps=len(recorded.steps),
         entries=sum(entries for entries, _, _, _ in counts),
         preemptions=sum(recorded.answered.preemptions),
-        first_difference=_first_difference(recorded.steps, found.steps),
-        largest_time_error_s=_largest_error(recorded.answered, found.replayed.requests),
-        replayed=_digests(found.steps, found.replayed.requests),
+        first_difference=_first_difference(recorded.steps, scheduled.steps),
+        largest_time_error_s=_largest_error(recorded.answered, scheduled.replayed.requests),
+        replayed=_digests(scheduled.steps, scheduled.replayed.requests),
     )
 
 
@@ -126,16 +126,16 @@ def read_compared(version: str) -> dict[str, Digests]:
     return read_json(compared_path(version), dict[str, Digests], _COMPARED)
 
 
-def write_compared(version: str, found: list[Comparison]) -> None:
+def write_compared(version: str, comparisons: list[Comparison]) -> None:
     """Keep what these replays were."""
-    document = {one.case: plain_values(one.replayed) for one in found}
+    document = {comparison.case: plain_values(comparison.replayed) for comparison in comparisons}
     write_whole(compared_path(version), [(json.dumps(document, indent=1, sort_keys=True) + "\n").encode()])
 
 
 def _first_difference(recorded: list[str], replayed: list[str]) -> str | None:
-    for at, (one, other) in enumerate(zip(recorded, replayed, strict=False)):
-        if one != other:
-            return f"step {at}: recorded {one!r}, replayed {other!r}"
+    for at, (before, after) in enumerate(zip(recorded, replayed, strict=False)):
+        if before != after:
+            return f"step {at}: recorded {before!r}, replayed {after!r}"
     if len(recorded) != len(replayed):
         return f"recorded {len(recorded)} steps, replayed {len(replayed)}"
     return None
@@ -144,4 +144,4 @@ def _first_difference(recorded: list[str], replayed: list[str]) -> str | None:
 def _largest_error(recorded: AnsweredRequests, replayed: AnsweredRequests) -> float:
     """Over all times of all requests: arrival, first step, first token, last token."""
     pairs = (zip(getattr(recorded, name), getattr(replayed, name), strict=True) for name in _TIMES)
-    return max(abs(one - other) for times in pairs for one, other in times)
+    return max(abs(before - after) for times in pairs for before, after in times)

@@ -18,7 +18,7 @@ done
 [ $# -eq 0 ] || shift
 
 if ! command -v llm-perf-opt >/dev/null; then
-  echo "llm-perf-opt is not installed here: pip install 'llm-perf-opt[hf]'" >&2
+  echo "llm-perf-opt is not installed here: pip install 'llm-perf-opt[trace]'" >&2
   exit 2
 fi
 if [ ! -d "$baseline" ]; then

@@ -103,13 +103,13 @@ def _spelled(verb: str, options: str) -> str:
 def requests() -> dict[str, str]:
     sizes = {name: options for name, (options, _) in _SIZES.items()}
     sizes["all of them"] = " ".join(sizes.values())
-    found = {
+    words = {
         f"{name}, {verb}": f"{_VERBS[verb].format('tiny')} {_spelled(verb, options)}"
         for verb in _VERBS
         for name, options in sizes.items()
     }
-    found |= {f"{model}, {verb}": _VERBS[verb].format(model) for verb in _VERBS for model in ("layers", "hidden")}
-    return {**found, **_OTHERS}
+    words |= {f"{model}, {verb}": _VERBS[verb].format(model) for verb in _VERBS for model in ("layers", "hidden")}
+    return {**words, **_OTHERS}
 
 
 def write_models(folder: Path) -> None:
@@ -129,7 +129,7 @@ def campaign_absurd_requests(*, quick: bool, seed: int) -> list[Row]:
         with quiet():
             run_here("trace tiny --prompt-tokens 4", place)
         tried = {name: in_child(partial(_asked, words, place)) for name, words in chosen}
-    findings = [f"{name}: {found}" for name, one in tried.items() for found in one["findings"]]
+    findings = [f"{name}: {finding}" for name, trial in tried.items() for finding in trial["findings"]]
     slowest, largest = (max(tried, key=lambda name: tried[name][field]) for field in ("seconds", "above_bytes"))
     what = (
         f"answered or refused within {MOST_SECONDS:.0f} s and {MOST_BYTES >> 30} GiB; "
@@ -206,6 +206,13 @@ class Case:
     option: str | None
     is_stopped: bool = False  # at work, so that the place must be told: the module, the phase and the seconds
 
+    @property
+    def limit(self) -> str | None:
+        """The option as whoever asks would write it: `--max-ops` on the command line, `max_ops=` in Python."""
+        if self.option is None or not self.row.endswith("Python"):
+            return self.option
+        return self.option.removeprefix("--").replace("-", "_") + "="
+
 
 def campaign_bounded_work(*, quick: bool, seed: int) -> list[Row]:
     """A row for numbers and for code, through Python and through the command."""
@@ -217,7 +224,7 @@ def campaign_bounded_work(*, quick: bool, seed: int) -> list[Row]:
         counts = dict.fromkeys(ROW, 0)
         for case in chosen:
             counts[case.row] += 1
-            findings[case.row] += [f"{case.name}: {found}" for found in bounded(case)]
+            findings[case.row] += [f"{case.name}: {finding}" for finding in bounded(case)]
     return [Row(row, counts[row], findings[row]) for row in ROW]
 
 
@@ -452,8 +459,8 @@ def message_faults(case: Case, message: str) -> Iterator[str]:
         yield f"no message: {message[-200:]!r}"
     else:
         fix = message.rpartition("fix: ")[2]
-        if case.option is not None and case.option not in fix:
-            yield f"the fix does not name {case.option}: {message[:300]!r}"
+        if case.limit is not None and case.limit not in fix:
+            yield f"the fix does not name {case.limit}: {message[:300]!r}"
         if case.is_stopped and not ("stopped " in message and " of " in message and "after " in message):
             yield f"the message does not say what was being done: {message[:300]!r}"
 

@@ -14,6 +14,7 @@ _PACKAGE = "a file of the package, trusted as its code is"
 _MACHINE = "what the kernel says of this machine"
 _ENVIRONMENT = "a variable of the user's own, trusted as the command line is"
 _OURS = "what this process or one that it started wrote a moment before, below a temporary name"
+_KEPT = "an entry of the cache, behind the digest of its content: tests/core/test_store.py"
 _DEVICE = "no content: a device, a lock or a folder is opened"
 
 FILES: Doors = {
@@ -43,10 +44,13 @@ FILES: Doors = {
     "file of requests": ("traffic",),
     "list of lengths": ("list of lengths",),
     "list of page sizes": ("list of page sizes",),
+    "list of added tables": ("list of added tables",),
     "study file": ("study file",),
     "manifest of a study": ("manifest of a study",),
     "message of a vLLM process": ("message of a vLLM process",),
     "list of versions of vLLM": _PACKAGE,
+    "entry of the cache": ("entry of the cache",),
+    "trace of the catalogue": _PACKAGE,
     "index of the catalogue": _PACKAGE,
     "table of remaining errors": _PACKAGE,
     "fit to served requests": _PACKAGE,
@@ -67,8 +71,17 @@ LINES: Doors = {  # texts of the command line that are taken apart
 }
 
 READS: Doors = {  # past core.reading
-    "timing/kernels/kernel_tables.py::load_spreads": _PACKAGE,
-    "timing/kernels/tables.py::_connection": "tables of an installed package, trusted as its code is",
+    "timing/kernels/kernel_tables.py::_spread_file": _PACKAGE,
+    "core/store.py::_header": ("entry of the cache",),
+    "core/store.py::_listed": ("entry of the cache",),
+    "core/store.py::store_folder": _ENVIRONMENT,
+    "tracing/stored_traces.py::shipped_graphs": _PACKAGE,
+    "timing/kernels/kept_rows.py::_stamp": "bytes of an installed package, of which only a digest is taken",
+    "timing/kernels/kept_rows.py::_columns": _KEPT,
+    "timing/kernels/tables.py::_connection": ("table of kernels",),
+    "timing/kernels/table_sets.py::*": _ENVIRONMENT,
+    "timing/kernels/added_tables.py::*": ("wheel of tables",),
+    "cli/app.py::_tables_option.use": _ENVIRONMENT,
     "measurements/correction.py::rests": _PACKAGE,
     "timing/step/request_time.py::request_fit": _PACKAGE,
     "serving/traffic_text.py::_folder_mix": ("image",),
@@ -128,6 +141,7 @@ READS: Doors = {  # past core.reading
 }
 
 WRITES: Doors = {
+    "timing/kernels/added_tables.py::_write": "a folder that gets its name when it is whole: test_added_tables.py",
     "sweeps/function/files/function_file.py::write_function": ("function file", "sweep"),
     "api/answer.py::Answer.save": ("report", "serve", "sweep"),
     "api/calibration.py::calibrate": ("measured machine", "calibrate"),
@@ -145,8 +159,9 @@ WRITES: Doors = {
     "cli/profile_config.py::sweep_configured.run": "a note of one number in a temporary folder",
     "cli/report_command.py::report": ("one file", "report"),
     "core/callgraph/json_writer.py::write_callgraph": ("call graph", "trace"),
-    "core/callgraph/runtime_log.py::write_runtime_log": ("runtime log",),
+    "core/callgraph/runtime_log.py::write_runtime_events": ("runtime log",),
     "core/hardware/calibration.py::write_calibration": ("calibration", "calibrate"),
+    "core/store.py::write_entry": ("entry of the cache",),
     "core/run_lock.py::locked_folder": "the lock itself, which holds no results",
     "core/output_files.py::*": ("one file",),
     "serving/deployment_files.py::write_deployment": ("files of a deployment",),
@@ -157,6 +172,7 @@ WRITES: Doors = {
     "measurements/timed/operator_pass.py::_export": ("Chrome trace", "profile"),
     "harness/tracers/profiler_tracer.py::ProfilerTracer._export": ("Chrome trace", "trace under the profiler"),
     "harness/tracers/torchlens_tracer.py::TorchLensTracer.draw": ("one file", "trace with a picture"),
+    "harness/tracers/torchlens_tracer.py::log_forward_pass": ("one file",),
     "exports/export_source.py::PartFiles._write": ("exported part", "export"),
     "exports/onnx_trial.py::*": ("exported part with weights", "export with weights"),
     "sweeps/studies/bounded_sql.py::*": "for one process, below a temporary name",

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import duckdb
 import torch
 
 import llm_perf_opt as lpo
@@ -27,8 +33,9 @@ from llm_perf_opt.core.hardware.calibration import (
     write_calibration,
 )
 from llm_perf_opt.core.hardware.device import device_text
-from llm_perf_opt.core.output_files import split_seal
+from llm_perf_opt.core.output_files import sealed_text, split_seal
 from llm_perf_opt.core.parallel_plan import read_plan_rules
+from llm_perf_opt.core.store import VARIABLE, read_entry, write_entry
 from llm_perf_opt.costs.static_file import read_static
 from llm_perf_opt.formats.json_format import read_view
 from llm_perf_opt.harness.weights import load_weights
@@ -39,6 +46,9 @@ from llm_perf_opt.models.deepseek_ocr.pages import open_page, stored_size
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.quantization import stored_formats
+from llm_perf_opt.timing.kernels.added_tables import add_tables
+from llm_perf_opt.timing.kernels.table_sets import MANIFEST, Manifest, read_manifest
+from llm_perf_opt.timing.kernels.tables import list_tables, read_rows
 from llm_perf_opt.weightless.routing import read_replay
 from scripts.campaigns.other_kinds import (
     Kind,
@@ -153,6 +163,9 @@ def _results(folder: Path) -> Iterator[Kind]:
     view = trace.graph().draw("json")
     yield sealed("grouped view", view.encode() if isinstance(view, str) else view, read_view)
     yield sealed("function", _function(folder), function_questions)
+    entry = folder / "trace.entry"
+    write_entry(entry, "a trace", trace.files[0].read_bytes())
+    yield Kind("entry of the cache", entry.read_bytes(), at(entry, read_entry), is_sealed=True, is_json=False)
     write_calibration(made_calibration(), scratch)
 
     def predicted(file: Path) -> object:
@@ -175,7 +188,7 @@ def _function(folder: Path) -> bytes:
 
 def made_calibration() -> Calibration:
     def times(*medians: float) -> tuple[Timing, ...]:
-        return tuple(Timing(median_s=one, fastest_s=one * 0.9, slowest_s=one * 1.1) for one in medians)
+        return tuple(Timing(median_s=median, fastest_s=median * 0.9, slowest_s=median * 1.1) for median in medians)
 
     def table(family: str, axes: dict[str, tuple[int, ...]], *medians: float, dtype: str = "float32") -> RateTable:
         growth = (1,) * len(axes)
@@ -195,7 +208,7 @@ def made_calibration() -> Calibration:
         memory_bytes=2**34,
         library_versions={"torch": "2.13.0"},
         tables=(
-            table("product", {"rows": (1, 1000), "columns": (1000,), "depth": (1000,)}, 1e-4, 2e-2),
+            table("matmul", {"rows": (1, 1000), "columns": (1000,), "depth": (1000,)}, 1e-4, 2e-2),
             table("copy", {"elements": (10, 1000)}, 1e-6, 1e-5),
             table("arithmetic", {"elements": (16, 1024)}, 5e-6, 6e-6),
         ),
@@ -216,8 +229,8 @@ def _run_files(folder: Path) -> Iterator[Kind]:
         return kept.keep_environment(environment)
 
     def finished(_: Path) -> object:
-        found = kept.finished_page(1, None)
-        return found if found is None else asdict(found)
+        page = kept.finished_page(1, None)
+        return page if page is None else asdict(page)
 
     sealed = partial(Kind, is_sealed=True)
     yield sealed("metrics", (run / "metrics.json").read_bytes(), at(folder / "m.json", read_metrics))
@@ -228,7 +241,7 @@ def _run_files(folder: Path) -> Iterator[Kind]:
 
 
 def _operators(run: Path, kept: RunFolder) -> Iterator[Kind]:
-    """The table has no place for a seal; its digest lies beside it."""
+    """The table has no place for a seal; its digest lies next to it."""
     table, digest = (kept.path / name for name in (OPERATORS, f"{OPERATORS}.sha256"))
     good, written = (run / OPERATORS).read_bytes(), (run / f"{OPERATORS}.sha256").read_bytes()
     (kept.path / CHROME_TRACE).write_bytes((run / CHROME_TRACE).read_bytes())
@@ -249,8 +262,8 @@ def _operators(run: Path, kept: RunFolder) -> Iterator[Kind]:
 
 def _tables(folder: Path) -> Iterator[Kind]:
     def devices(file: Path) -> object:
-        found = load_devices(file).devices
-        return [(device, device_text(device)) for device in found.values()], load_links(file)
+        table = load_devices(file).devices
+        return [(device, device_text(device)) for device in table.values()], load_links(file)
 
     def routing(file: Path) -> object:
         policy = read_replay(file, "prefill")
@@ -261,6 +274,49 @@ def _tables(folder: Path) -> Iterator[Kind]:
     yield Kind("device table", good, at(folder / "devices.toml", devices), is_json=False)
     yield Kind("expert counts", json.dumps(counts).encode(), at(folder / "counts.json", routing))
     yield Kind("plan rules", PLAN.encode(), at(folder / "plan.toml", read_plan_rules), is_json=False)
+    yield from _kernel_tables(folder / "kernel tables")
+
+
+def _kernel_tables(folder: Path) -> Iterator[Kind]:
+    """A wheel that tables are taken from, the list next to them, and a table itself, asked for its rows."""
+    place = "h100_sxm/gemm/vllm/0.25.0/gemm_perf.parquet"
+    rows = "select m, 8 as n, 0.5 as latency from range(1, 9) as t(m)"
+    table = folder / "rows" / place
+    table.parent.mkdir(parents=True)
+    duckdb.connect().execute(f"copy ({rows}) to '{table}' (format parquet)")
+    good, wheel = table.read_bytes(), BytesIO()
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"aisimulate_core/systems/data/{place}", good)
+        archive.writestr("a-1.dist-info/METADATA", "Name: a\nVersion: 1\nLicense-Expression: MIT\n")
+
+    def added(file: Path) -> object:
+        home = folder / "data"
+        shutil.rmtree(home, ignore_errors=True)
+        with mock.patch.dict(os.environ, {"XDG_DATA_HOME": str(home)}):
+            found = add_tables(file)
+        if escaped := [
+            path for path in folder.rglob("*_perf.parquet") if not path.is_relative_to(home) and path != table
+        ]:
+            raise AssertionError(f"written outside: {escaped}")
+        return found.label, sorted(path.relative_to(home).as_posix() for path in home.rglob("*"))
+
+    def read(file: Path) -> object:
+        with mock.patch.dict(os.environ, {VARIABLE: "off"}):  # of the cache, which would answer for the good file
+            found = next(iter(list_tables(file.parents[4])))
+            return {name: column.tolist() for name, column in read_rows(found, ("m", "n")).items()}
+
+    yield Kind("wheel of tables", wheel.getvalue(), at(folder / "a.whl", added), is_json=False)
+    yield Kind("table of kernels", good, at(folder / "read" / place, read), is_json=False)
+    manifest = Manifest(
+        schema_version=1, name="a", version="1", licence="MIT", source="a.whl", sha256="0" * 64, tables=1, size_bytes=9
+    )
+    text = sealed_text(json.dumps(asdict(manifest), indent=1)).encode()
+    yield Kind(
+        "list of added tables",
+        text,
+        at(folder / "set" / MANIFEST, lambda file: read_manifest(file.parent)),
+        is_sealed=True,
+    )
 
 
 def _model_files(folder: Path) -> Iterator[Kind]:

@@ -107,19 +107,19 @@ def move_block(draw: random.Random, good: bytes) -> bytes:
 
 def change_number(draw: random.Random, good: bytes) -> bytes:
     """A number by one that is out of range, no number, or a nest of lists."""
-    found = list(_NUMBER.finditer(good))
-    if not found:
+    numbers = list(_NUMBER.finditer(good))
+    if not numbers:
         return replace_span(draw, good)
-    place = draw.choice(found)
+    place = draw.choice(numbers)
     return good[: place.start()] + draw.choice(NUMBERS) + good[place.end() :]
 
 
 def repeat_key(draw: random.Random, good: bytes) -> bytes:
     """A key twice in one object, with another value the second time; in other texts a line twice."""
-    found = list(_PAIR.finditer(good)) or list(_LINE.finditer(good))
-    if not found:
+    pairs = list(_PAIR.finditer(good)) or list(_LINE.finditer(good))
+    if not pairs:
         return good + good
-    place = draw.choice(found)
+    place = draw.choice(pairs)
     again = change_digit(draw, place[0]) if draw.random() < 0.5 else place[0]
     return good[: place.end()] + (b"" if place[0].endswith(b"\n") else b", ") + again + good[place.end() :]
 
@@ -323,7 +323,7 @@ def _outcome(kind: Kind, raw: bytes, expected: object) -> str:
     """`refused`, `same`, `changed`, or a sentence about what went wrong."""
     began = time.monotonic()
     try:
-        found = kind.read(raw)
+        value = kind.read(raw)
     except PerfOptError as error:
         if not (error.what and error.why and error.fix):
             return "the error does not say what, why and what to do"
@@ -334,6 +334,6 @@ def _outcome(kind: Kind, raw: bytes, expected: object) -> str:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {str(error)[:120]}"
     else:
-        outcome = "refused" if found is None and expected is not None else "same" if found == expected else "changed"
+        outcome = "refused" if value is None and expected is not None else "same" if value == expected else "changed"
     spent = time.monotonic() - began
     return outcome if spent < _SLOW_S else f"took {spent:.0f} s"

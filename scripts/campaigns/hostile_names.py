@@ -89,8 +89,8 @@ def unseen_characters(text: str) -> set[str]:
 
 def unseen(text: str) -> str:
     """A sentence about such characters on a terminal, where a tab does no harm; empty where there are none."""
-    found = unseen_characters(text) - {"\t"}
-    return f"holds {', '.join(sorted(map(ascii, found))[:5])}" if found else ""
+    signs = unseen_characters(text) - {"\t"}
+    return f"holds {', '.join(sorted(map(ascii, signs))[:5])}" if signs else ""
 
 
 LOG = logging.getLogger("llm_perf_opt.campaign")
@@ -231,7 +231,7 @@ def _path_name(name: str, make: Callable[[Path], object], *words: str) -> str:
 
 @functools.cache
 def _saved() -> tuple[str, str]:
-    """The file of a trace, and that of a recording of the same model; both go when the process ends."""
+    """The file of a trace, and the file of a recording of the same model; both go when the process ends."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     trace = lpo.trace(small_module(), (torch.zeros(2, 8),), out=Path(folder) / "trace")
@@ -265,7 +265,7 @@ def _progress_line(name: str) -> str:
 
 def _wait_for(shown: io.StringIO, count: int) -> None:
     ends = time.monotonic() + 10
-    while shown.getvalue().count("still at it after") < count:
+    while shown.getvalue().count("still running (") < count:
         if time.monotonic() > ends:
             raise TimeoutError("no progress line within ten seconds")
         time.sleep(0.001)
@@ -343,9 +343,9 @@ def output_rows(names: list[str]) -> list[Row]:
 def _grouped(findings: dict[str, list[str]]) -> dict[str, list[list[str]]]:
     """Outputs that differ in their format alone as one row: `drawing in 12 formats`."""
     groups: dict[str, dict[str, list[str]]] = {}
-    for output, found in findings.items():
+    for output, texts in findings.items():
         title, _, form = output.rpartition(" ")
-        groups.setdefault(title, {})[form] = found
+        groups.setdefault(title, {})[form] = texts
     return {
         f"{title} in {len(forms)} formats: {', '.join(forms)}" if len(forms) > 1 else f"{title} {next(iter(forms))}": [
             *forms.values()
@@ -361,11 +361,11 @@ def terminal_rows(names: list[str]) -> list[Row]:
         findings = []
         for name in names:
             try:
-                found = unseen(shown(name))
+                problem = unseen(shown(name))
             except Exception as error:  # noqa: BLE001  whatever comes out is a finding
-                found = _raised(error)
-            if found:
-                findings.append(f"{ascii(name)[:80]}: {found}")
+                problem = _raised(error)
+            if problem:
+                findings.append(f"{ascii(name)[:80]}: {problem}")
         rows.append(Row(f"terminal: {place}", len(names), findings))
     return rows
 

@@ -214,7 +214,9 @@ def with_name(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str) and type(value) is str:
         return value.replace(old, new)
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {one.name: with_name(getattr(value, one.name), old, new) for one in fields(value) if one.init}
+        changed = {
+            member.name: with_name(getattr(value, member.name), old, new) for member in fields(value) if member.init
+        }
         return replace(value, **changed)
     if isinstance(value, tuple) and type(value) is tuple:
         return tuple(with_name(item, old, new) for item in value)
@@ -269,14 +271,14 @@ def _view_shape(text: str) -> object:
 class _Tags(html.parser.HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found[tag] += 1
-        self.found.update(f"{tag} {name}" for name, _ in attrs if name.startswith("on"))
+        self.counts[tag] += 1
+        self.counts.update(f"{tag} {name}" for name, _ in attrs if name.startswith("on"))
         for name, value in attrs:
             if name in ("href", "src") and re.match(r"\s*(javascript|data|https?):", value or "", re.IGNORECASE):
-                self.found[f"{tag} {name} leads out"] += 1
+                self.counts[f"{tag} {name} leads out"] += 1
 
 
 def _html_shape(text: str) -> object:
@@ -284,7 +286,7 @@ def _html_shape(text: str) -> object:
     tags = _Tags()
     tags.feed(text)
     acting = {"script", "style", "iframe", "object", "embed", "link", "meta", "base", "form", "img"}
-    return {name: count for name, count in tags.found.items() if name in acting or " " in name}
+    return {name: count for name, count in tags.counts.items() if name in acting or " " in name}
 
 
 def _svg_shape(text: str) -> object:

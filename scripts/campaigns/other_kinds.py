@@ -78,7 +78,7 @@ def as_text(read: Callable[[str], object], raw: bytes) -> object:
 
 
 def small_module() -> nn.Module:
-    """Two products: enough for a trace, a page and a picture."""
+    """Two matmuls: enough for a trace, a page and a picture."""
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
@@ -188,7 +188,7 @@ def _recordings(folder: Path) -> Iterator[Kind]:
         return answer.to_dict(), answer.report()
 
     chrome = json.dumps(chrome_trace()).encode()
-    rows = [{**dict(zip(_HEADING, one, strict=True)), "Device": f"{GPU} (0)"} for one in _TABLE]
+    rows = [{**dict(zip(_HEADING, cells, strict=True)), "Device": f"{GPU} (0)"} for cells in _TABLE]
     text = ",".join((*_HEADING, "Device")) + "\n" + "".join(f'{a},{b},"{c}",{GPU} (0)\n' for a, b, c in _TABLE)
     place = folder / "recorded"
     yield Kind("Chrome trace", chrome, at(place / "trace.json", joined))
@@ -207,7 +207,7 @@ _TABLE = [(start_ns, duration_ns, name) for name, start_ns, duration_ns in KERNE
 
 
 def chrome_trace() -> dict[str, Any]:
-    """As torch.profiler writes it, of two products: one step, modules, ops with shapes, launches and kernels."""
+    """As torch.profiler writes it, of two matmuls: one step, modules, ops with shapes, launches and kernels."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
         _event("user_annotation", "ProfilerStep#3", 0, 100),
@@ -434,8 +434,8 @@ def study_kinds(folder: Path) -> list[Kind]:
 
 def _declared(place: Path) -> Iterator[Kind]:
     def declared(file: Path) -> object:
-        found = read_study(file)
-        return study_tasks(found, installed_versions(is_replayed=bool(found.traffics)))
+        study = read_study(file)
+        return study_tasks(study, installed_versions(is_replayed=bool(study.traffics)))
 
     yield Kind("study file", STUDY_FILE, at(place / "other.yaml", declared), is_json=False)
 
@@ -446,8 +446,8 @@ def _declared(place: Path) -> Iterator[Kind]:
 def _rows(results: Path, sql: str, parameters: Mapping[str, Any] | None = None) -> object:
     """With their columns; as a text, since NaN is not equal to itself."""
     with connection(StudyStore(str(results)), ("tiny",)) as opened:
-        found = answer(opened, sql, parameters)
-        return found.columns, repr(found.rows())
+        table = answer(opened, sql, parameters)
+        return table.columns, repr(table.rows())
 
 
 def _points_with(results: Path, file: Path, good: bytes, raw: bytes) -> object:
@@ -510,8 +510,8 @@ def _asked(place: Path) -> Iterator[Kind]:
         return _rows(place / "results", text)
 
     def named(text: str) -> object:
-        found = find_question(text)
-        return _rows(place / "results", found.sql, found.parameters)
+        question = find_question(text)
+        return _rows(place / "results", question.sql, question.parameters)
 
     yield from _lines({"line of SQL": (SQL, selected), "question to a study": (QUESTION, named)}, one_in=2)
 

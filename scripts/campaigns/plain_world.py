@@ -92,15 +92,15 @@ def put_right(before: World) -> None:
 
 def describe(module: nn.Module) -> dict[str, object]:
     """What of the caller's module may not change: attributes, hooks, weights, their values, and modes."""
-    found: dict[str, object] = {}
+    parts: dict[str, object] = {}
     for path, part in module.named_modules():
         hooks = {name: list(vars(part)[name]) for name in vars(part) if name.endswith("_hooks")}
-        found[path] = (sorted(vars(part)), vars(part).get("forward"), hooks, part.training)
+        parts[path] = (sorted(vars(part)), vars(part).get("forward"), hooks, part.training)
         for name, weight in (*part._parameters.items(), *part._buffers.items()):
             if weight is not None:
                 values = weight.detach().double().sum().item() if type(weight.data) is torch.Tensor else None
-                found[f"{path}:{name}"] = (id(weight), weight.requires_grad, values)
-    return found
+                parts[f"{path}:{name}"] = (id(weight), weight.requires_grad, values)
+    return parts
 
 
 def _owner(place: str) -> Any:
@@ -169,18 +169,18 @@ def _own_state() -> dict[str, object]:
 
 def _is_free(lock: Any) -> bool:
     """Whether another thread could take it."""
-    found: list[bool] = []
+    was_free: list[bool] = []
 
     def take() -> None:
         taken = lock.acquire(blocking=False)
-        found.append(taken)
+        was_free.append(taken)
         if taken:
             lock.release()
 
     thread = threading.Thread(target=take)
     thread.start()
     thread.join()
-    return found[0]
+    return was_free[0]
 
 
 def _random_state() -> dict[str, object]:

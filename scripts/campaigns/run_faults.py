@@ -138,19 +138,19 @@ def counted_for_real(*, whole: bool) -> object:
 
 
 def _counted(counter: Any, adapter: StandInAdapter, *, whole: bool) -> object:
-    found = (counter.whole_runs if whole else counter.figures)(adapter, Workload())
-    return [(one.stage, one.flops, one.bytes_moved, one.tensors, one.failure) for one in found]
+    figures = (counter.whole_runs if whole else counter.figures)(adapter, Workload())
+    return [(stage.stage, stage.flops, stage.bytes_moved, stage.tensors, stage.failure) for stage in figures]
 
 
 def examined(weights_in: Path | None = None) -> object:
     """What the export lab finds, but for times; with files that hold weights in that folder."""
     if weights_in is None:
         checks = frozenset({Check.EXPORT, Check.DYNAMIC, Check.ONNX, Check.PARITY})
-        found = TorchLab().examine(make_target(), PART, ExportOptions(checks=checks))
+        outcome_of_part = TorchLab().examine(make_target(), PART, ExportOptions(checks=checks))
     else:
         options = ExportOptions(checks=frozenset({Check.EXPORT, Check.WEIGHTS}), load_weights="random", out=weights_in)
-        found = TorchLab().examine(make_target(), PART, options, make_target())
-    return [(outcome.check, outcome.verdict) for outcome in found.outcomes]
+        outcome_of_part = TorchLab().examine(make_target(), PART, options, make_target())
+    return [(outcome.check, outcome.verdict) for outcome in outcome_of_part.outcomes]
 
 
 def _page(model: nn.Module) -> PageRun:
@@ -160,13 +160,13 @@ def _page(model: nn.Module) -> PageRun:
 def timed(model: nn.Module) -> object:
     """The stages of a timed run."""
     page = TimedRuns(RealModels(weights="random", device="cpu"), warmup=1, repeats=2).measure(_page(model))
-    return [sorted(one.stages_ns) for one in page.passes]
+    return [sorted(timed_pass.stages_ns) for timed_pass in page.passes]
 
 
 def _operators(model: nn.Module, scratch: Path) -> object:
     runs = TimedRuns(RealModels(weights="random", device="cpu"))
-    found = runs.operators(_page(model), scratch / "operators.json", modules=True)
-    return sorted((one.stage, one.operator, one.calls) for one in found)
+    operators = runs.operators(_page(model), scratch / "operators.json", modules=True)
+    return sorted((operator.stage, operator.operator, operator.calls) for operator in operators)
 
 
 def campaign_forward_faults(*, quick: bool, seed: int) -> list[Row]:
@@ -208,9 +208,9 @@ def faulted_forward(subject: Subject, at: int, error: type[BaseException], first
 
 def left_behind(subject: Subject, before: World, module: object, first: object) -> Iterator[str]:
     """What is not as it was before a fault: the world, the caller's module, the next run."""
-    found = list(changes(before, look()))
-    yield from found
-    if found:
+    changed = list(changes(before, look()))
+    yield from changed
+    if changed:
         put_right(before)
     if subject.module is not None and describe(subject.module) != module:
         yield "the caller's module was changed"
@@ -237,9 +237,9 @@ def is_told(raised: list[BaseException], caught: object) -> bool:
     torch's operators take a TypeError for "not this operand", and Python then raises one of its own.
     """
     chain = caught if isinstance(caught, BaseException) else None
-    is_operand = any(isinstance(one, TypeError) for one in raised)
+    is_operand = any(isinstance(error, TypeError) for error in raised)
     while chain is not None:
-        if any(chain is one for one in raised):
+        if any(chain is error for error in raised):
             return True
         if is_operand and isinstance(chain, TypeError) and any(text in str(chain) for text in _OF_PYTHON):
             return True
@@ -368,7 +368,7 @@ def campaign_own_faults(*, quick: bool, seed: int) -> list[Row]:
 
 
 def own_row(subject: Subject, wanted: int, seed: int) -> Row:
-    """So many faults in the functions that this subject reaches: of each the first, a middle and the last time."""
+    """This many faults in the functions that this subject reaches: of each the first, a middle and the last time."""
     PLAN.set(0, RuntimeError)
     subject.run()
     first = subject.run()
@@ -380,8 +380,8 @@ def own_row(subject: Subject, wanted: int, seed: int) -> Row:
     findings: list[str] = []
     for place in places[:wanted]:
         error = chosen.choice(ERRORS)
-        found = _faulted(subject, place, error, first)
-        findings += [f"{subject.name}, {error.__name__} at {place}: {finding}" for finding in found]
+        faulted = _faulted(subject, place, error, first)
+        findings += [f"{subject.name}, {error.__name__} at {place}: {finding}" for finding in faulted]
     what = f"{subject.name}, {len({code for code, _ in tracing.counts})} functions"
     return Row(what, min(wanted, len(places)), findings)
 
@@ -413,10 +413,10 @@ def _faulted(subject: Subject, place: Place, error: type[BaseException], first: 
 
 @contextlib.contextmanager
 def _finaliser_errors() -> Iterator[list[object]]:
-    found: list[object] = []
-    before, sys.unraisablehook = sys.unraisablehook, lambda error: found.append(error.exc_type)
+    errors: list[object] = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda error: errors.append(error.exc_type)
     try:
-        yield found
+        yield errors
     finally:
         sys.unraisablehook = before
 
@@ -495,4 +495,4 @@ def _grown(what: str, work: Callable[[], object], times: int) -> list[str]:
 def _held() -> tuple[int | None, Counter[str]]:
     """Resident bytes, and the objects that are alive, by type."""
     gc.collect()
-    return resident_bytes(), Counter(type(one).__qualname__ for one in gc.get_objects())
+    return resident_bytes(), Counter(type(item).__qualname__ for item in gc.get_objects())

@@ -101,9 +101,9 @@ class ImageEncoderViT(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         PLAN.point()
-        found = self.patches(pixels).flatten(2).transpose(1, 2)
+        patches = self.patches(pixels).flatten(2).transpose(1, 2)
         PLAN.point()
-        return found + self.mlp.forward(found)  # no hook sees this call
+        return patches + self.mlp.forward(patches)  # no hook sees this call
 
 
 class DeepseekV2DecoderLayer(nn.Module):

@@ -92,9 +92,9 @@ class StudyPlace:
         listed = next(self.results.rglob(MANIFEST))
         raw = listed.read_bytes()
         files = [part.file for part in read_manifest(raw).parts.values()]
-        found = {name: (listed.parent / name).read_bytes() for name in files if (listed.parent / name).is_file()}
-        found[MANIFEST] = split_seal(raw)[0]
-        plain = {_plain(name.encode()).decode(): content for name, content in found.items()}
+        contents = {name: (listed.parent / name).read_bytes() for name in files if (listed.parent / name).is_file()}
+        contents[MANIFEST] = split_seal(raw)[0]
+        plain = {_plain(name.encode()).decode(): content for name, content in contents.items()}
         return {**plain, MANIFEST: _plain(plain[MANIFEST])}
 
     def left_over(self) -> Iterator[str]:
@@ -185,7 +185,7 @@ def resumed(place: StudyPlace, expected: dict[str, bytes]) -> Iterator[str]:
         f"{Path(name).name} was there before, and is lost" for name in before if after.get(name) != before[name]
     )
     if place.state() != expected:
-        yield "the result is not that of an undisturbed run, bit for bit"
+        yield "the result differs from an undisturbed run, bit for bit"
 
 
 KILLS = {True: 6, False: 200}  # by `quick`
@@ -202,7 +202,7 @@ def kill_rows(place: StudyPlace, count: int, draw: random.Random) -> list[Row]:
     alone = undisturbed(place)
     rows = []
     for what, after_part in (("killed at any moment", False), ("killed after its first finished part", True)):
-        findings = [one for _ in range(count // 2) for one in _one(place, alone, draw, after_part=after_part)]
+        findings = [finding for _ in range(count // 2) for finding in _one(place, alone, draw, after_part=after_part)]
         rows.append(Row(f"study, {what}", count // 2, findings))
     return rows
 
@@ -212,10 +212,10 @@ def _one(place: StudyPlace, alone: Undisturbed, draw: random.Random, *, after_pa
     longest = alone.seconds - (alone.first_s if after_part else 0.0)
     while not killed(place, delay_s := draw.uniform(0, longest), after_part=after_part):
         longest *= 0.9  # it was faster this time, and had ended
-    found = [*resumed(place, alone.state)]
+    findings = [*resumed(place, alone.state)]
     if place.engine == "--workers 1":  # a worker of a cluster may outlive its driver for a moment
-        found += place.left_over()
-    return [f"killed after {delay_s:.3f} s: {one}" for one in found]
+        findings += place.left_over()
+    return [f"killed after {delay_s:.3f} s: {finding}" for finding in findings]
 
 
 PAIRS, LEASED = {True: 2, False: 20}, {True: 2, False: 10}  # with a lock, and on a storage without
@@ -251,14 +251,14 @@ def _short_leases() -> Iterator[None]:
 
 
 def pair_row(place: StudyPlace, count: int, draw: random.Random, where: str) -> Row:
-    """So many pairs; those of one declaration and those of two by turns."""
+    """This many pairs; those of one declaration and those of two by turns."""
     states = {declared: undisturbed(place, declared).state for declared in DECLARED}
     findings: list[str] = []
     for number in range(count):
         pair = ("first", "other") if number % 2 else ("first", "first")
         apart_s = draw.uniform(0, 0.3)
         findings += [
-            f"{' and '.join(pair)}, {apart_s:.3f} s apart: {one}" for one in _pair(place, pair, apart_s, states)
+            f"{' and '.join(pair)}, {apart_s:.3f} s apart: {finding}" for finding in _pair(place, pair, apart_s, states)
         ]
     return Row(f"two studies of one name, {where}", count, findings)
 
@@ -314,7 +314,7 @@ def campaign_study_on_ray(*, quick: bool, seed: int) -> list[Row]:
 
 
 def rows_on_ray(kills: int, pairs: int, seed: int) -> list[Row]:
-    """So many of each, on one cluster."""
+    """This many of each, on one cluster."""
     draw = random.Random(f"{seed} study_on_ray")
     with two_nodes() as address, study_place() as place:
         on_ray = replace(place, engine=f"--engine ray --address {address}")

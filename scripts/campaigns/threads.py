@@ -1,4 +1,4 @@
-"""Concurrent runs: every graph is that of a serial run, and threads that do other work see the plain world.
+"""Concurrent runs: every graph equals a serial run's, and threads that do other work see the plain world.
 
 Two to eight threads trace at once, with every tracer, new models and one module that all of them share. Beside them
 other threads train, initialise, print and call the shared module.
@@ -128,9 +128,11 @@ def _concurrent(
     wrong: Counter[str] = Counter()
     before, module = look(random_state=False), describe(shared)
     with _beside(shared, tolerance) as unlike, ThreadPoolExecutor(threads) as pool:
-        for name, found in zip(asked, pool.map(lambda name: outcome(works[name]), asked), strict=True):
-            if found != serial[name]:
-                wrong[f"{name}: {found!r:.160}" if isinstance(found, BaseException) else f"{name}: another result"] += 1
+        for name, result in zip(asked, pool.map(lambda name: outcome(works[name]), asked), strict=True):
+            if result != serial[name]:
+                wrong[
+                    f"{name}: {result!r:.160}" if isinstance(result, BaseException) else f"{name}: another result"
+                ] += 1
     findings = [f"{threads} threads, {what}, {count} times" for what, count in (wrong + unlike).items()]
     findings += [f"after {threads} threads, {change}" for change in changes(before, look(random_state=False))]
     if describe(shared) != module:
@@ -150,9 +152,9 @@ def _beside(shared: nn.Module, tolerance: float) -> Iterator[Counter[str]]:
     def repeat(work: Callable[[], Iterator[str]]) -> None:
         while not is_over.is_set():
             try:
-                wrong.update(f"beside them, {finding}" for finding in work())
+                wrong.update(f"at the same time, {finding}" for finding in work())
             except Exception as error:  # noqa: BLE001  a finding, whatever it is
-                wrong[f"beside them, {error!r:.160}"] += 1
+                wrong[f"at the same time, {error!r:.160}"] += 1
             said[threading.current_thread().name] += 1
             print("from the program")
 
@@ -173,7 +175,7 @@ def _beside(shared: nn.Module, tolerance: float) -> Iterator[Counter[str]]:
                 worker.join()
     arrived = printed.getvalue().count("from the program")  # two threads may share a line
     if arrived != said.total():
-        wrong[f"{said.total()} times something was printed beside them, and {arrived} times it arrived"] += 1
+        wrong[f"{said.total()} times something was printed at the same time, and {arrived} times it arrived"] += 1
 
 
 def _training() -> Callable[[], Iterator[str]]:
@@ -199,8 +201,8 @@ def _training() -> Callable[[], Iterator[str]]:
 def _calling(shared: nn.Module, expected: Tensor, tolerance: float) -> Callable[[], Iterator[str]]:
     def step() -> Iterator[str]:
         with torch.no_grad():
-            found = shared(**inputs())
-        if not torch.allclose(found, expected, rtol=0, atol=tolerance):
+            result = shared(**inputs())
+        if not torch.allclose(result, expected, rtol=0, atol=tolerance):
             yield "the shared module gave another output"
 
     return step

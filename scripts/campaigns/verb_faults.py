@@ -151,8 +151,8 @@ def fault_row(verb: str, place: Path, wanted: int | None, chosen: random.Random)
     findings: list[str] = []
     for kind, number, error in faults:
         restore(place, old)
-        found = _faulted(forced, words, place, (kind, number), error, old, clean)
-        findings += [f"{verb}, {error_name(error)} at {kind} {number}: {one}" for one in found]
+        faulted = _faulted(forced, words, place, (kind, number), error, old, clean)
+        findings += [f"{verb}, {error_name(error)} at {kind} {number}: {finding}" for finding in faulted]
     restore(place, clean)
     return Row(f"{verb}, {len(points)} points", len(faults), findings)
 
@@ -195,12 +195,12 @@ def _faulted(
     after = run_here(again, place)
     if after.code != 0:
         yield f"then the same command ended with {after.code}: {after.err[-300:]!r}"
-    yield from (f"after the next run, {found}" for found in half_files(place, old, clean))
+    yield from (f"after the next run, {half}" for half in half_files(place, old, clean))
 
 
 @contextmanager
 def file_limit(size: int | None) -> Iterator[None]:
-    """No file may grow beyond so many bytes: what is written after that fails, as on a full disk."""
+    """No file may grow beyond this many bytes: what is written after that fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -244,7 +244,7 @@ def kill_row(verb: str, place: Path, wanted: int, chosen: random.Random) -> Row:
             where, pid = f"after {delay:.3f} s", start_child(first, place)
             time.sleep(delay)
             os.kill(pid, signal.SIGKILL)
-        findings += [f"{verb}, killed {where}: {found}" for found in _killed(pid, words, place, old, clean)]
+        findings += [f"{verb}, killed {where}: {finding}" for finding in _killed(pid, words, place, old, clean)]
     restore(place, clean)
     return Row(f"{verb}, {seconds:.1f} s", wanted, findings)
 
@@ -264,11 +264,11 @@ def _killed(pid: int, words: str, place: Path, old: Mapping[str, bytes], clean: 
     if again.code != 0:
         yield f"then the same command ended with {again.code}: {again.err[-300:]!r}"
     yield from (f"{name} was still left after the next run" for name in temporaries(place))
-    found = results(place)
-    yield from (f"after the next run, {name} was missing" for name in clean if name not in found and is_of(words, name))
+    left = results(place)
+    yield from (f"after the next run, {name} was missing" for name in clean if name not in left and is_of(words, name))
     yield from (
         f"after the next run, {name} was half a file"
-        for name, content in found.items()
+        for name, content in left.items()
         if content != clean.get(name) and not is_whole(name, content)
     )
 
@@ -315,15 +315,15 @@ def pressed_in_process(
     raised = 0
     for _ in range(wanted):
         delay = chosen.uniform(0, seconds)
-        caught, found = _pressed(work, delay, module)
+        caught, findings_of_run = _pressed(work, delay, module)
         raised += isinstance(caught, KeyboardInterrupt)
         if isinstance(caught, BaseException) and not isinstance(caught, KeyboardInterrupt):
-            found.append(f"the caller got {caught!r:.160}")
+            findings_of_run.append(f"the caller got {caught!r:.160}")
         if not isinstance(caught, BaseException) and caught != first:
-            found.append("the run went on and gave other figures")
+            findings_of_run.append("the run went on and gave other figures")
         if outcome(work) != first:
-            found.append("the next run gave other figures")
-        findings += [f"{name}, after {delay * 1e3:.2f} ms: {one}" for one in found]
+            findings_of_run.append("the next run gave other figures")
+        findings += [f"{name}, after {delay * 1e3:.2f} ms: {finding}" for finding in findings_of_run]
     if not raised:
         findings.append(f"{name}: no interrupt took effect")
     return Row(f"{name}, in process, {raised} took effect", wanted, findings)
@@ -340,13 +340,13 @@ def _pressed(work: Callable[[], object], delay: float, module: nn.Module) -> tup
         caught = error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        found = list(changes(before, look()))
+        changed = list(changes(before, look()))
         if describe(module) != plain:
-            found.append("the caller's module was changed")
-        if found:
+            changed.append("the caller's module was changed")
+        if changed:
             put_right(before)
         signal.signal(signal.SIGALRM, alarm)
-    return caught, found
+    return caught, changed
 
 
 def interrupted_row(verb: str, place: Path, wanted: int, chosen: random.Random) -> Row:
@@ -363,9 +363,9 @@ def interrupted_row(verb: str, place: Path, wanted: int, chosen: random.Random) 
         time.sleep(delay)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
-        found = [*interrupted(wait_for(pid, place)), *half_files(place, clean)]
-        found += [f"{name} was left" for name in temporaries(place)]
-        findings += [f"{verb}, after {delay:.3f} s: {one}" for one in found]
+        left = [*interrupted(wait_for(pid, place)), *half_files(place, clean)]
+        left += [f"{name} was left" for name in temporaries(place)]
+        findings += [f"{verb}, after {delay:.3f} s: {finding}" for finding in left]
     restore(place, clean)
     return Row(f"{verb}, torch loaded", wanted, findings)
 
@@ -384,8 +384,8 @@ def _starts(place: Path, wanted: int, chosen: random.Random) -> Row:
             time.sleep(delay)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate()
-        found = [*interrupted(Ended(code=process.returncode, out=out, err=err)), *half_files(place, clean)]
-        findings += [f"a new process, after {delay:.3f} s: {one}" for one in found]
+        left = [*interrupted(Ended(code=process.returncode, out=out, err=err)), *half_files(place, clean)]
+        findings += [f"a new process, after {delay:.3f} s: {finding}" for finding in left]
     return Row("new processes, from the first import on", wanted, findings)
 
 

@@ -198,12 +198,12 @@ def seconds_of_child(words: str, place: Path) -> float:
 
 def results(place: Path) -> dict[str, bytes]:
     """The files that verbs have written, by name; which run wrote a part of a study is left out of its name."""
-    found = {
+    contents = {
         _PART.sub(r"\1-00000000-", str(file.relative_to(place))): file for file in place.rglob("*") if file.is_file()
     }
     return {
         name: file.read_bytes()
-        for name, file in sorted(found.items())
+        for name, file in sorted(contents.items())
         if name.partition("/")[0] not in _INPUTS and PREFIX not in name and file.name != ".lock"
     }
 

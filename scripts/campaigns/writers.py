@@ -37,6 +37,7 @@ from llm_perf_opt.core.hardware.calibration import write_calibration
 from llm_perf_opt.core.output_files import PREFIX, cannot_write, scratch_folder, write_result
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import CALIBRATORS
+from llm_perf_opt.core.store import write_entry
 from llm_perf_opt.exports.export_source import PartFiles
 from llm_perf_opt.exports.onnx_trial import _moved, _save
 from llm_perf_opt.measurements.profile.run_folder import RunFolder, failure_kept
@@ -141,27 +142,30 @@ def _study_manifest(place: Path) -> None:
 
 WRITERS: dict[str, Callable[[Any], Write]] = {
     "one file": lambda _: lambda place: write_result(place / "result.txt", "a line\n" * 500),
-    "call graph": lambda one: lambda place: write_callgraph(one.trace.graphs[0], place / "a.json", overwrite=True),
-    "runtime log": lambda one: lambda place: write_runtime_log(one.trace.graphs[0], place / "a.json", overwrite=True),
-    "function file": lambda one: lambda place: one.sweep.save_function(place / "x.function.json", force=True),
+    "call graph": lambda world: lambda place: write_callgraph(world.trace.graphs[0], place / "a.json", overwrite=True),
+    "entry of the cache": lambda _: lambda place: write_entry(place / "a.entry", "an answer", b"content" * 500),
+    "runtime log": lambda world: (
+        lambda place: write_runtime_log(world.trace.graphs[0], place / "a.json", overwrite=True)
+    ),
+    "function file": lambda world: lambda place: world.sweep.save_function(place / "x.function.json", force=True),
     "calibration": lambda _: lambda place: write_calibration(made_calibration(), place / "machine.json"),
     "measured machine": lambda _: _calibrated,
-    "report": lambda one: lambda place: one.cost.save(place / "report.html", force=True),
-    "cost files": lambda one: lambda place: one.cost.save_files(place, force=True),
-    "table of an older script": lambda one: lambda place: _written(place / "static.md", one.cost.to_json()),
-    "drawing": lambda one: lambda place: one.trace.graph().save(place / "graph.mmd", force=True),
-    "points of a sweep": lambda one: lambda place: one.sweep.save_points(place / "points.csv", force=True),
-    "export matrix": lambda one: lambda place: _write_matrix(one.cost.report(), place),
-    "file of a run": lambda one: lambda place: RunFolder(place).write_json("metrics.json", one.cost.to_dict()),
+    "report": lambda world: lambda place: world.cost.save(place / "report.html", force=True),
+    "cost files": lambda world: lambda place: world.cost.save_files(place, force=True),
+    "table of an older script": lambda world: lambda place: _written(place / "static.md", world.cost.to_json()),
+    "drawing": lambda world: lambda place: world.trace.graph().save(place / "graph.mmd", force=True),
+    "points of a sweep": lambda world: lambda place: world.sweep.save_points(place / "points.csv", force=True),
+    "export matrix": lambda world: lambda place: _write_matrix(world.cost.report(), place),
+    "file of a run": lambda world: lambda place: RunFolder(place).write_json("metrics.json", world.cost.to_dict()),
     "failure of a run": lambda _: _failed,
-    "page of a study": lambda one: partial(_page_of, one.view),
-    "Chrome trace": lambda one: lambda place: _export(one.profiler, place / "chrome-trace.json", {}),
-    "exported part": lambda one: lambda place: PartFiles("part", place).save_onnx(b"graph" * 500),
-    "exported part with weights": lambda one: partial(_weighted, one.program),
+    "page of a study": lambda world: partial(_page_of, world.view),
+    "Chrome trace": lambda world: lambda place: _export(world.profiler, place / "chrome-trace.json", {}),
+    "exported part": lambda world: lambda place: PartFiles("part", place).save_onnx(b"graph" * 500),
+    "exported part with weights": lambda world: partial(_weighted, world.program),
     "files of a deployment": lambda _: lambda place: write_deployment(place, _deployment(), force=True),
     "part of a study": lambda _: _study_part,
     "manifest of a study": lambda _: _study_manifest,
-    "folder for an engine": lambda one: one.adapter.write_engine_folder,
+    "folder for an engine": lambda world: world.adapter.write_engine_folder,
     "folder of DeepSeek-OCR for an engine": lambda _: partial(write_engine_folder, DeepSeekOcrConfig()),
 }
 
@@ -181,7 +185,7 @@ def campaign_writers(*, quick: bool, seed: int) -> list[Row]:
 
 
 def attacked(name: str, write: Write, place: Path, count: int, draw: random.Random) -> Row:
-    """So many cases of one writer, in a folder of its own."""
+    """This many cases of one writer, in a folder of its own."""
     fill(place, {})
     write(place)
     clean = files_in(place)
@@ -194,10 +198,10 @@ def attacked(name: str, write: Write, place: Path, count: int, draw: random.Rand
         fill(place, old)
         way, point = WAYS[number % len(WAYS)], draw.choice(points)
         began = time.monotonic()
-        found = [*_cases(way, write, place, point, draw, old, clean)]
+        failures = [*_cases(way, write, place, point, draw, old, clean)]
         if time.monotonic() - began > SLOW_S:
-            found.append(f"took more than {SLOW_S:.0f} s")
-        findings += [f"{name}, {way} at {point[0]} {point[1]}, case {number}: {one}" for one in found]
+            failures.append(f"took more than {SLOW_S:.0f} s")
+        findings += [f"{name}, {way} at {point[0]} {point[1]}, case {number}: {finding}" for finding in failures]
     return Row(f"{name}, {len(points)} points", count, findings)
 
 
@@ -279,8 +283,8 @@ def ended(pid: int) -> int:
 
 
 def files_in(place: Path) -> dict[str, bytes]:
-    found = (file for file in place.rglob("*") if file.is_file() and PREFIX not in str(file.relative_to(place)))
-    return {str(file.relative_to(place)): file.read_bytes() for file in sorted(found)}
+    files = (file for file in place.rglob("*") if file.is_file() and PREFIX not in str(file.relative_to(place)))
+    return {str(file.relative_to(place)): file.read_bytes() for file in sorted(files)}
 
 
 def fill(place: Path, files: Mapping[str, bytes]) -> None:

@@ -214,9 +214,9 @@ def t5(width: int, layers: int, heads: int, mlp: int) -> Fields:
 def vit(hidden: int, layers: int, heads: int, patch: int) -> Fields:
     """Of 224 x 224 pixels, with the head of 1,000 classes."""
     own = {"image_size": 224, "patch_size": patch, "num_labels": 1000}
-    found = encoder("vit", "ViTForImageClassification", (hidden, layers, heads, 4 * hidden, 0), **own)
-    del found["vocab_size"]
-    return found
+    fields = encoder("vit", "ViTForImageClassification", (hidden, layers, heads, 4 * hidden, 0), **own)
+    del fields["vocab_size"]
+    return fields
 
 
 def dinov2(hidden: int, layers: int, heads: int, *, swiglu: bool = False) -> Fields:

@@ -53,10 +53,11 @@ BY_TURNS = (
         100,
     ),
     ("pictures", 'bash scripts/pictures.sh "$scratch"', 60),
-    ("notebook", "python scripts/run_notebook.py examples/deepseek_ocr.ipynb", 40),
+    ("notebook", "for each in examples/*.ipynb; do python scripts/run_notebook.py $each; done", 140),
     (
         "guide",
-        'cp -r src "$scratch" && PYTHONPATH="$scratch/src" python scripts/follow_guide.py docs/add-a-model.md',
+        'cp -r src "$scratch" && PYTHONPATH="$scratch/src" '
+        "python scripts/follow_guide.py docs/contributing/add-a-model.md",
         15,
     ),
 )
@@ -236,7 +237,7 @@ def pytest_command(plan: Plan, logs: Path, workers: int) -> list[str]:
 
 
 def _become_pytest(plan: Plan, logs: Path) -> None:
-    """The gate ends as pytest, whose line is the last."""
+    """The gate ends as pytest ends: its line is the last."""
     command = pytest_command(plan, logs, workers=int(os.environ.get("PYTEST_WORKERS", "2")))
     os.execv(command[0], command)
 

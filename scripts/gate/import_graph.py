@@ -33,11 +33,11 @@ class ImportGraph:
     @cached_property
     def importers(self) -> dict[str, set[str]]:
         """File -> the files that import it."""
-        found: dict[str, set[str]] = defaultdict(set)
+        files_of: dict[str, set[str]] = defaultdict(set)
         for file in self.files:
             for imported in self.imports_of(file):
-                found[imported].add(file)
-        return found
+                files_of[imported].add(file)
+        return files_of
 
     def imports_of(self, file: str) -> set[str]:
         """The files of the tree that this one imports, wherever in it the import stands."""
@@ -51,10 +51,10 @@ class ImportGraph:
                 names.update(f"{node.module}.{alias.name}" for alias in node.names)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
                 names.update(_MODULE_NAME.findall(node.value))
-        found = {self._file_of[name] for name in names if name in self._file_of}
+        files = {self._file_of[name] for name in names if name in self._file_of}
         if "llm_perf_opt" in names and file != _FRONT_DOOR:
-            found.update(other for other in self.files if other.startswith("src/llm_perf_opt/api/"))
-        return found - {file, _FRONT_DOOR}
+            files.update(other for other in self.files if other.startswith("src/llm_perf_opt/api/"))
+        return files - {file, _FRONT_DOOR}
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
         """File -> the least number of imports between it and something that changed; 0 is the change itself."""

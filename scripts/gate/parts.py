@@ -59,18 +59,18 @@ def run_parts(
             while waiting and len(running) < CORES:
                 running.append(_start(waiting.pop(0), logs, environment))
             time.sleep(0.05)
-            for one in [one for one in running if one.process.poll() is not None]:
-                running.remove(one)
-                times.took[one.part.name] = time.monotonic() - one.began
-                _tell(one, times.took[one.part.name], logs)
-                if one.has_failed:
-                    times.failed.append(one.part.name)
+            for ended in [ended for ended in running if ended.process.poll() is not None]:
+                running.remove(ended)
+                times.took[ended.part.name] = time.monotonic() - ended.began
+                _tell(ended, times.took[ended.part.name], logs)
+                if ended.has_failed:
+                    times.failed.append(ended.part.name)
                     if stops_at_failure:
                         sys.exit(1)
     finally:
-        for one in running:
+        for ended in running:
             with suppress(ProcessLookupError):  # it has ended since
-                os.killpg(one.process.pid, signal.SIGTERM)
+                os.killpg(ended.process.pid, signal.SIGTERM)
     return times
 
 
@@ -91,10 +91,10 @@ def _log(part: Part, logs: Path) -> Path:
     return logs / f"{part.name.replace(' ', '-')}.log"
 
 
-def _tell(one: _Running, seconds: float, logs: Path) -> None:
-    print(f"== {one.part.name}: {'FAILED after ' if one.has_failed else ''}{seconds:.0f} s", flush=True)
-    if one.has_failed or one.part.shows_output:
-        sys.stdout.write(_log(one.part, logs).read_text("utf-8", "replace"))
+def _tell(ended: _Running, seconds: float, logs: Path) -> None:
+    print(f"== {ended.part.name}: {'FAILED after ' if ended.has_failed else ''}{seconds:.0f} s", flush=True)
+    if ended.has_failed or ended.part.shows_output:
+        sys.stdout.write(_log(ended.part, logs).read_text("utf-8", "replace"))
         sys.stdout.flush()
 
 

@@ -112,7 +112,7 @@ def places_of_files(items: Sequence[pytest.Item], seconds: Mapping[str, float]) 
     slow = [file for file in longest if seconds.get(file, 0.0) > _SLOW_S]
     first, second = slow[::2], slow[1::2]
     for file in longest[len(slow) :]:
-        is_first = sum(sizes[one] for one in first) < len(items) // 2
+        is_first = sum(sizes[place] for place in first) < len(items) // 2
         (first if is_first else second).append(file)
     return {file: place for place, file in enumerate((*first, *second))}
 

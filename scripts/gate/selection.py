@@ -96,22 +96,22 @@ def distances_of_tests(nodes: Iterable[str], reached: Mapping[str, int], changed
     """
     data = [Path(file) for file in changed if not file.endswith(".py")]
     names = {name.replace("--", "/") for file in data for name in (file.stem, file.parent.name) if len(name) > 6}
-    found: dict[str, int] = {}
+    distances: dict[str, int] = {}
     for node in nodes:
         file, _, test = node.partition("::")
         if file in reached:
             parameters = test.partition("[")[2]
-            found[node] = 0 if any(name in parameters for name in names) else reached[file]
-    return found
+            distances[node] = 0 if any(name in parameters for name in names) else reached[file]
+    return distances
 
 
 def distances_of_commands(lines: Iterable[str], reached: Mapping[str, int]) -> dict[str, int]:
     """A command is as far away as the file of its verb."""
-    found: dict[str, int] = {}
+    distances: dict[str, int] = {}
     for line in lines:
         _, _, words = line.partition("llm-perf-opt ")
         verb = words.split()[0] if words.split() else ""
         file = f"src/llm_perf_opt/cli/{verb}_command.py"
         if file in reached:
-            found[line] = reached[file]
-    return found
+            distances[line] = reached[file]
+    return distances

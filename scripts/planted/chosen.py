@@ -46,12 +46,12 @@ def chosen(gate: Gate, word: str, changed: str) -> dict[str, Any]:
 def main() -> None:
     word, logs, *files = sys.argv[1:]
     gate = Gate(Path(logs))
-    found = {}
+    by_file = {}
     for file in files:
         gate.logs = Path(logs) / file.replace("/", "-")  # a list of page commands for each
         gate.logs.mkdir(parents=True, exist_ok=True)
-        found[file] = chosen(gate, word, file)
-    print(json.dumps(found))
+        by_file[file] = chosen(gate, word, file)
+    print(json.dumps(by_file))
 
 
 if __name__ == "__main__":

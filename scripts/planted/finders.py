@@ -28,7 +28,7 @@ OWN_TEST = "tests/house/test_planted_faults.py"  # fails with every fault, since
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`found_by` None: nobody; then `undecided` lists what was stopped for want of time."""
+    """`found_by` None: nobody; then `undecided` lists what was stopped because there was no time left."""
 
     number: int
     gate: str

@@ -39,8 +39,8 @@ class Fault:
 
 
 def read_faults() -> list[Fault]:
-    found = tomllib.loads((Path(__file__).parent / "faults.toml").read_text("utf-8"))["faults"]
-    return [Fault(number=number, **fields) for number, fields in enumerate(found, start=1)]
+    rows = tomllib.loads((Path(__file__).parent / "faults.toml").read_text("utf-8"))["faults"]
+    return [Fault(number=number, **fields) for number, fields in enumerate(rows, start=1)]
 
 
 class Scratch:

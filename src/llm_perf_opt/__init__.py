@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # as type checkers know it; `typing` would take most of t
 if TYPE_CHECKING:
     from typing import Any
 
+    from llm_perf_opt.api.advise import AdviceAnswer
     from llm_perf_opt.api.answer import Answer
     from llm_perf_opt.api.ask import AskAnswer, ask, study_page
     from llm_perf_opt.api.calibration import CalibrationAnswer, calibrate
@@ -91,6 +92,7 @@ __all__ = [
     "ServeAnswer",
     "CapacityAnswer",
     "AttentionAnswer",
+    "AdviceAnswer",
     "GraphAnswer",
     "ExportAnswer",
     "JoinAnswer",
@@ -155,6 +157,7 @@ _HOMES = {
     "MemoryAnswer": "api.memory",
     "PredictionAnswer": "api.prediction",
     "AttentionAnswer": "api.what_if",
+    "AdviceAnswer": "api.advise",
     "GraphAnswer": "api.graph",
     "ExportAnswer": "api.export",
     "JoinAnswer": "api.join",
@@ -184,4 +187,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What scripts use; what this module itself needs is none of it."""
+    return sorted(__all__)

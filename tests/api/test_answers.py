@@ -25,10 +25,10 @@ from tests.costs.small_run import ACTIVATE_BYTES, PROJECT_BYTES, PROJECT_FLOPS, 
 
 H100 = find_device("h100-sxm")
 SIDE = 8192
-PRODUCT_FLOPS = 2 * SIDE**3
+MATMUL_FLOPS = 2 * SIDE**3
 
 
-class TwoProducts(nn.Module):
+class TwoMatmuls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, 16, bias=False)
@@ -39,16 +39,16 @@ class TwoProducts(nn.Module):
         return hidden
 
 
-def two_products(rows: int) -> lpo.Trace:
-    return lpo.trace(TwoProducts(), (torch.zeros(rows, 8),))
+def two_matmuls(rows: int) -> lpo.Trace:
+    return lpo.trace(TwoMatmuls(), (torch.zeros(rows, 8),))
 
 
-def two_products_flops(rows: int) -> int:
+def two_matmuls_flops(rows: int) -> int:
     return 2 * rows * (8 * 16 + 16 * 4)
 
 
 @cache
-def one_product() -> lpo.Trace:
+def one_matmul() -> lpo.Trace:
     with torch.device("meta"):
         layer = nn.Linear(SIDE, SIDE, bias=False, dtype=torch.bfloat16)
     return lpo.trace(layer, (torch.zeros(SIDE, SIDE, dtype=torch.bfloat16),))
@@ -65,9 +65,9 @@ ANSWERS: dict[str, Callable[[], Answer]] = {
     "memory": lambda: ocr().memory("h100-sxm"),
     "predict": lambda: ocr().predict("h100-sxm"),
     "graph": lambda: ocr().graph("decode"),
-    "export": lambda: two_products(3).export("first", checks=["export"], phase="forward"),
-    "compare": lambda: two_products(3).compare(two_products(4), budgets=["total.flops<=+1%"]),
-    "report": lambda: two_products(3).report(device="h100-sxm"),
+    "export": lambda: two_matmuls(3).export("first", checks=["export"], phase="forward"),
+    "compare": lambda: two_matmuls(3).compare(two_matmuls(4), budgets=["total.flops<=+1%"]),
+    "report": lambda: two_matmuls(3).report(device="h100-sxm"),
     "devices": lpo.devices,
     "device": lambda: lpo.device("h100-sxm"),
     "cluster": lambda: lpo.cluster("4x8 h100-sxm"),
@@ -172,16 +172,16 @@ def test_what_a_tracer_cannot_see_is_none() -> None:
 
 
 def test_cost_is_the_sum_over_stages_and_two_sources_agree_on_it() -> None:
-    answer = two_products(3).cost(["counted", "torch-counter"])
-    assert answer.flops == answer.necessary_flops == two_products_flops(3)
+    answer = two_matmuls(3).cost(["counted", "torch-counter"])
+    assert answer.flops == answer.necessary_flops == two_matmuls_flops(3)
     assert answer.parameters == 8 * 16 + 16 * 4
     assert (answer.unpriced_ops, answer.stopped) == (0, {})
     assert (answer.differences, answer.unexplained, answer.missing) == ((), (), ())
     assert answer.sources == ("counted", "torch-counter")
     (stage,) = answer.stages
     assert {source.source: source.flops for source in stage.sources} == {
-        "counted": two_products_flops(3),
-        "torch-counter": two_products_flops(3),
+        "counted": two_matmuls_flops(3),
+        "torch-counter": two_matmuls_flops(3),
     }
 
 
@@ -193,7 +193,7 @@ def test_the_released_model_has_its_published_size() -> None:
 
 
 def test_a_source_that_says_nothing_is_a_reason_and_no_zero() -> None:
-    answer = lpo.cost(TwoProducts(), (torch.zeros(3, 8),), sources=["closed-form"])
+    answer = lpo.cost(TwoMatmuls(), (torch.zeros(3, 8),), sources=["closed-form"])
     assert (answer.flops, answer.bytes_moved, answer.memory, answer.unpriced_ops) == (None,) * 4
     ((source, _, _, reason),) = answer.missing
     assert source == "closed-form"
@@ -201,24 +201,25 @@ def test_a_source_that_says_nothing_is_a_reason_and_no_zero() -> None:
 
 
 def test_nothing_is_traced_for_closed_forms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = ocr().stages().flops
     monkeypatch.setattr("llm_perf_opt.tracing.traced_phases.TRACERS", None)
-    assert lpo.cost("deepseek-ocr", sources=["closed-form"], mode="tiny").flops == ocr().stages().flops
+    assert lpo.cost("deepseek-ocr", sources=["closed-form"], mode="tiny").flops == traced
 
 
 def test_a_phase_that_raises_is_unknown_and_the_others_are_counted() -> None:
-    class Broken(TwoProducts):
+    class Broken(TwoMatmuls):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             self.first(rows)
-            raise RuntimeError("no second product today")
+            raise RuntimeError("no second matmul today")
 
     broken, inputs = Broken(), (torch.zeros(3, 8),)
-    with pytest.raises(PerfOptError, match="no second product today"):
+    with pytest.raises(PerfOptError, match="no second matmul today"):
         lpo.trace(broken, inputs)
     traced = lpo.trace(broken, inputs, keep_partial=True)
     assert traced.graphs[0].stopped_in == ""
     answer = traced.cost()
     assert answer.flops is None
-    assert "no second product today" in answer.stopped["forward"]
+    assert "no second matmul today" in answer.stopped["forward"]
     with pytest.raises(PerfOptError, match="stopped half-way"):
         traced.predict("h100-sxm")
 
@@ -240,10 +241,10 @@ def test_the_cache_and_the_server_are_told_where_the_run_decodes() -> None:
     assert (answer.fits, answer.serving.fits) == (True, True)
 
 
-def test_a_large_product_is_bound_by_compute_at_the_peak_of_the_data_sheet() -> None:
-    answer = one_product().predict("h100-sxm")
+def test_a_large_matmul_is_bound_by_compute_at_the_peak_of_the_data_sheet() -> None:
+    answer = one_matmul().predict("h100-sxm")
     (stage,) = answer.stages
-    assert stage.lower_bound_s == answer.lower_bound_s == pytest.approx(PRODUCT_FLOPS / 989e12, rel=1e-12)
+    assert stage.lower_bound_s == answer.lower_bound_s == pytest.approx(MATMUL_FLOPS / 989e12, rel=1e-12)
     assert (stage.launches, stage.bound_by) == (1, "compute")
     assert stage.lower_bound_s <= stage.low_s <= stage.high_s
     assert answer.needed_bytes == 3 * 2 * SIDE**2  # weights, rows and results of two bytes each
@@ -252,21 +253,21 @@ def test_a_large_product_is_bound_by_compute_at_the_peak_of_the_data_sheet() -> 
 
 def test_times_come_from_a_device_or_a_calibration_and_not_both() -> None:
     with pytest.raises(UsageError, match="and not both"):
-        one_product().predict()
+        one_matmul().predict()
     with pytest.raises(UsageError, match="and not both"):
-        one_product().predict("h100-sxm", calibration="machine.json")
+        one_matmul().predict("h100-sxm", calibration="machine.json")
 
 
 def test_boxes_add_up_to_the_run() -> None:
-    answer = graph_answer(two_products(3).graphs[0])
-    assert answer.view.totals.flops == two_products_flops(3)
+    answer = graph_answer(two_matmuls(3).graphs[0])
+    assert answer.view.totals.flops == two_matmuls_flops(3)
     boxes = answer.to_pandas().set_index("box")
-    assert boxes.loc["TwoProducts @ (root)", "FLOPs"] == two_products_flops(3)
+    assert boxes.loc["TwoMatmuls @ (root)", "FLOPs"] == two_matmuls_flops(3)
     assert boxes.loc["Linear @ first", "FLOPs"] == 2 * 3 * 8 * 16
 
 
 def test_an_exported_part_costs_what_was_traced() -> None:
-    answer = two_products(3).export("first", checks=["export"], phase="forward")
+    answer = two_matmuls(3).export("first", checks=["export"], phase="forward")
     ((part,), (flops,)) = answer.parts, answer.flops
     assert part.outcome(Check.EXPORT).verdict is Verdict.OK
     assert flops.exported == flops.traced == flops.eager == 2 * 3 * 8 * 16
@@ -274,24 +275,25 @@ def test_an_exported_part_costs_what_was_traced() -> None:
 
 
 def test_two_runs_alike_have_no_differences_and_a_larger_one_breaks_its_budget() -> None:
-    same = two_products(3).compare(two_products(3))
+    same = two_matmuls(3).compare(two_matmuls(3))
     assert (same.differences, same.unexplained, same.budgets_broken) == (0, 0, ())
-    more = two_products(3).compare(two_products(4), budgets=["total.flops<=+1%", "total.parameters=="])
+    more = two_matmuls(3).compare(two_matmuls(4), budgets=["total.flops<=+1%", "total.parameters=="])
     assert more.budgets_broken == ("total.flops<=+1%",)
     assert more.differences > 0
     assert more.total.left is not None and more.total.right is not None
-    assert (more.total.left.flops, more.total.right.flops) == (two_products_flops(3), two_products_flops(4))
+    assert (more.total.left.flops, more.total.right.flops) == (two_matmuls_flops(3), two_matmuls_flops(4))
 
 
 def test_the_one_report_holds_the_other_answers() -> None:
-    answer = two_products(3).report(device="h100-sxm")
-    assert answer.cost.flops == two_products_flops(3)
+    answer = two_matmuls(3).report(device="h100-sxm")
+    assert answer.cost.flops == two_matmuls_flops(3)
     assert answer.device == H100
     assert answer.exports is None
     titles = [chapter.title for chapter in answer.report().chapters]
     assert titles == [
         "What does it cost?",
-        f"How fast is the code as written on {H100.name}?",
+        f"How fast is the traced code on {H100.name}?",
+        "What should I change first on h100-sxm?",
         "Does it fit?",
         "What runs?",
     ]

@@ -35,7 +35,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> lpo.AttentionAnswer:
     return lpo.trace(folder, prompt_tokens=TOKENS, decode_steps=1).what_if("attention", "h100-sxm")
 
 
-def test_flops_are_two_products_over_all_pairs_or_over_the_visible_ones(llama: lpo.AttentionAnswer) -> None:
+def test_flops_are_two_matmuls_over_all_pairs_or_over_the_visible_ones(llama: lpo.AttentionAnswer) -> None:
     found = cases(llama)
     assert list(found) == [EAGER, FUSED, FLASH, VISIBLE]
     scores = weighted = 2 * TOKENS * TOKENS * WIDTH  # Q K^T and A V, of all heads together
@@ -85,7 +85,7 @@ def test_memory_falls_with_fusion_and_time_with_hidden_pairs(llama: lpo.Attentio
     assert found[FLASH].peak_bytes == found[FUSED].peak_bytes
     all_pairs, visible = found[FLASH].alone, found[VISIBLE].alone
     assert all_pairs.low_s is not None and visible.low_s is not None
-    assert visible.low_s < all_pairs.low_s, "half of the products; at the low edge the bytes are in the cache"
+    assert visible.low_s < all_pairs.low_s, "half of the matmuls; at the low edge the bytes are in the cache"
     for case in found.values():
         assert case.low_s is not None and case.high_s is not None and 0 < case.low_s <= case.high_s
 

@@ -83,7 +83,7 @@ def test_fleets_of_several_devices_stand_side_by_side_the_cheapest_first(one_by_
 
 
 @needs_tables
-def test_the_fewest_replicas_that_keep_a_promise_are_found(one_by_one: type[OneByOne]) -> None:
+def test_the_fewest_replicas_that_meet_a_slo_are_found(one_by_one: type[OneByOne]) -> None:
     traffic = "2000/s constant prompt=64 output=8 requests=400"
     answer = lpo.capacity(TINY, "8x h100-sxm", traffic, slo="ttft=20ms", tp=1)
     fewest = answer.best.fewest
@@ -149,7 +149,7 @@ def test_measured_results_stand_beside_and_measured_steps_correct(one_by_one: ty
         )
     )
     plain = lpo.capacity(TINY, "h100-sxm", OCR, measured="ttft=1s tpot=5ms")
-    assert any(table.title.startswith("Measured beside") for table in plain.report().tables)
+    assert any(table.title.startswith("Measured and replayed") for table in plain.report().tables)
     slow = lpo.capacity(TINY, "h100-sxm", OCR, measured=[log])
     assert slow.best.outcome.tpot is not None
     assert slow.best.outcome.tpot.median_s == pytest.approx(0.5, rel=0.1)
@@ -170,20 +170,20 @@ def test_the_command_writes_a_page_and_a_trace_for_perfetto(
     assert "Throughput against latency" in page.read_text()
     assert len(json.loads(trace.read_text())["traceEvents"]) > 12
     assert main(monkeypatch, *words) == 0
-    assert "What limits?" in capsys.readouterr().out
+    assert "What is the bottleneck?" in capsys.readouterr().out
 
 
 @needs_tables
 def test_limits_that_nothing_keeps_are_told_and_end_with_exit_code_3(
     one_by_one: type[OneByOne], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/reliability.md says of exit codes; a step takes longer than a nanosecond."""
+    """As docs/evidence/reliability.md says of exit codes; a step takes longer than a nanosecond."""
     words = ("serve", TINY, "--gpus", "h100-sxm", "--slo", "tpot=0.000001ms", "--json")
     assert main(monkeypatch, *words, "--traffic", OCR) == 3
     (fleets,) = (table for table in json.loads(capsys.readouterr().out)["tables"] if table["title"] == "Fleets")
-    assert {row["keeps_the_promise"] for row in fleets["rows"]} == {"no"}
+    assert {row["meets_the_slo"] for row in fleets["rows"]} == {"no"}
     assert main(monkeypatch, *words, "--input", "64", "--output", "8", "--users", "2") == 3
-    assert "No fleet keeps tpot=0.000001ms" in capsys.readouterr().err
+    assert "No fleet meets tpot=0.000001ms" in capsys.readouterr().err
 
 
 def test_groups_that_share_experts_are_not_called_as_whole_replicas_are() -> None:
@@ -196,14 +196,14 @@ def test_groups_that_share_experts_are_not_called_as_whole_replicas_are() -> Non
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--input", "4", "--measured", "ttft=1s"], "--measured is about requests that are replayed"),
-        (["--traffic", OCR, "--users", "4"], "--users and --traffic are two demands"),
-        (["--traffic", OCR, "--engine", "sglang"], "--engine has no use with --traffic"),
-        (["--traffic", OCR, "--price", "h100-sxm"], "is no price"),
+        (["--input", "4", "--measured", "ttft=1s"], "--measured needs --traffic"),
+        (["--traffic", OCR, "--users", "4"], "--users and --traffic exclude each other"),
+        (["--traffic", OCR, "--engine", "sglang"], "--engine has no effect with --traffic"),
+        (["--traffic", OCR, "--price", "h100-sxm"], "is not a price"),
         (["--traffic", OCR, "--slo", "fast"], "is not clear"),
         (["--traffic", OCR, "--pages", "5"], "--within is missing"),
-        (["--traffic", OCR, "--max-sequences", "few"], "is no max_sequences"),
-        (["--traffic", "20/s"], "is no traffic"),
+        (["--traffic", OCR, "--max-sequences", "few"], "is not a value of max_sequences"),
+        (["--traffic", "20/s"], "is not a description of traffic"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_work(

@@ -206,7 +206,7 @@ def test_a_packed_step_in_python(tmp_path: Path) -> None:
     weights = 2 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 64 * 200)
     assert weights <= step.shared_bytes <= weights * 1.01  # and the scales of norms
     assert "One packed step" in step.tables
-    with pytest.raises(UsageError, match="in no proven cell"):
+    with pytest.raises(UsageError, match="outside every proven cell"):
         function.mixed_step(decodes=[101])
     with pytest.raises(UsageError, match="at least one sequence"):
         function.mixed_step()

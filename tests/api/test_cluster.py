@@ -15,12 +15,12 @@ def test_a_cluster_tells_its_links_and_what_collectives_take() -> None:
     assert (answer.cluster.count, answer.cluster.device.id) == (32, "h100-sxm")
     frame = answer.to_pandas("Collectives").set_index(["collective", "payload"])
     row = frame.loc[("all-gather", 2**30)]
-    assert row["bound"] == pytest.approx(31 / 32 * 2**30 / 500e9, rel=1e-6)
-    assert row["bound"] < row["low"] < row["high"]
+    assert row["lower bound"] == pytest.approx(31 / 32 * 2**30 / 500e9, rel=1e-6)
+    assert row["lower bound"] < row["low"] < row["high"]
     assert set(frame["slowest link"]) == {"infiniband-ndr"}
     links = answer.to_pandas("Links").set_index("where")
-    assert links.loc["inside a node", "each way, of one GPU"] == 450 * 10**9
-    assert links.loc["between nodes", "each way, of one GPU"] == 50 * 10**9
+    assert links.loc["inside a node", "each way, per GPU"] == 450 * 10**9
+    assert links.loc["between nodes", "each way, per GPU"] == 50 * 10**9
 
 
 def test_one_collective_over_some_ranks() -> None:
@@ -35,7 +35,7 @@ def test_one_collective_over_some_ranks() -> None:
     ("kind", "payload", "ranks", "problem"),
     [
         ("allreduce", 1, None, "There is no collective 'allreduce'"),
-        ("all-reduce", -1, None, "below zero"),
+        ("all-reduce", -1, None, "cannot be negative"),
         ("all-reduce", 1, (), "no ranks"),
     ],
 )
@@ -50,7 +50,7 @@ def test_a_cluster_without_known_links_says_so_and_has_no_times() -> None:
     assert "no link between the GPUs of a node of tpu-v5e is known" in repr(answer)
 
 
-def test_one_gpu_has_nothing_to_exchange() -> None:
+def test_one_gpu_has_no_collectives() -> None:
     answer = lpo.cluster("h100-sxm")
     assert {one.time.high_ns for one in answer.collectives} == {0}
     assert CollectiveKind.SEND not in {one.collective.kind for one in answer.collectives}
@@ -73,4 +73,4 @@ def test_a_device_shows_its_node_with_its_sources() -> None:
     assert "gpus in a node" in shown
     assert node.disagreements
     assert "Disagrees about the node" in shown
-    assert "No links between such devices are known" in repr(lpo.device("tpu-v4"))
+    assert "The links between these devices are unknown" in repr(lpo.device("tpu-v4"))

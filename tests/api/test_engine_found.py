@@ -29,12 +29,12 @@ def test_a_checked_version_needs_no_note(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_another_version_is_named_beside_the_checked_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row, notes = says(monkeypatch, tmp_path, "0.22.1")
     assert row[-1] == "not checked"
-    assert "0.32.0" in notes[0] and "not of 0.22.1" in notes[0]
+    assert "0.32.0" in notes[0] and "but not 0.22.1" in notes[0]
 
 
 def test_where_there_is_none_the_command_is_in_the_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row, notes = says(monkeypatch, tmp_path, "")
-    assert row[1:] == ("-", "-", "optional, not there")
+    assert row[1:] == ("-", "-", "optional, not installed")
     assert "llm-perf-opt engines install vllm" in notes[0]
     assert lpo.doctor().is_complete
 

@@ -9,7 +9,7 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.core.plugins import REPORTERS
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-fast-could-it-be.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "how-fast-could-it-be.md"
 
 
 @pytest.mark.slow

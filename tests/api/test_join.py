@@ -54,17 +54,17 @@ def test_stages_modules_and_ops_add_up(tmp_path: Path) -> None:
         "vision": ENCODER_NS + 6_000,
         "prefill": DECODER_NS + 4_000 + ROOT_NS,
     }
-    assert {kind.name: (kind.calls, kind.kernels) for kind in answer.op_kinds} == {"product": (3, 3), "relu": (4, 4)}
+    assert {kind.name: (kind.calls, kind.kernels) for kind in answer.op_kinds} == {"matmul": (3, 3), "relu": (4, 4)}
 
 
 def test_rates_and_shares_of_the_peaks(tmp_path: Path) -> None:
     answer = trace().join(recording(tmp_path, FORWARD))
-    products, activations = answer.op_kinds
+    matmuls, activations = answer.op_kinds
     device = find_device("NVIDIA H100 80GB HBM3")
     assert answer.device == device
-    assert products.flops == 3 * PROJECT_FLOPS
-    assert products.flops_per_s == pytest.approx(3 * PROJECT_FLOPS / 150e-6)
-    assert products.mfu == pytest.approx(3 * PROJECT_FLOPS / 150e-6 / device.peak("float32"))
+    assert matmuls.flops == 3 * PROJECT_FLOPS
+    assert matmuls.flops_per_s == pytest.approx(3 * PROJECT_FLOPS / 150e-6)
+    assert matmuls.mfu == pytest.approx(3 * PROJECT_FLOPS / 150e-6 / device.peak("float32"))
     assert activations.bytes_per_s == pytest.approx(4 * ACTIVATE_BYTES / 15e-6)
     assert activations.mbu == pytest.approx(4 * ACTIVATE_BYTES / 15e-6 / device.bandwidth_bytes_per_s)
 
@@ -102,7 +102,19 @@ def test_an_unknown_device_gives_rates_and_no_shares(tmp_path: Path) -> None:
     assert answer.device is None
     assert (answer.total.mfu, answer.total.mbu, answer.too_fast) == (None, None, None)
     assert answer.total.flops_per_s is not None
+    assert not answer.is_complete  # nobody knows whether such a device can do the traced work in this time
     assert any("'Mystery 9000' is not in the table" in note.text for note in answer.report().notes)
+
+
+def test_what_takes_far_longer_than_predicted_is_told(tmp_path: Path) -> None:
+    slow = [(name, 100 * time_us) for name, time_us in FORWARD]
+    notes = [note.text for note in trace().join(recording(tmp_path, slow)).report().notes]
+    assert any("times as long as predicted" in text for text in notes)
+
+
+def test_the_peaks_of_another_gpu_are_named_as_such(tmp_path: Path) -> None:
+    notes = [note.text for note in trace().join(recording(tmp_path, FORWARD), device="rtx-5090").report().notes]
+    assert any(text.startswith("The recording is of NVIDIA H100") for text in notes)
 
 
 def test_the_answer_comes_first_and_every_figure_is_plain(tmp_path: Path) -> None:

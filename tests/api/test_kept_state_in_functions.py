@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="the models are those of transformers")
 
 import llm_perf_opt as lpo
-from benchmarks.function.subjects import SUBJECTS
+from benchmarks.function.exactness import SUBJECTS
 from llm_perf_opt.sweeps.function.program.alignment import same_run
 from llm_perf_opt.sweeps.run_function import _PhaseTraces
 

@@ -71,7 +71,7 @@ def test_another_workload_is_predicted_too_and_its_factor_carried_over(traced: l
     (point,) = after.correction.points
     assert (point.batch, point.context, point.is_same_point) == (16, 144, False)
     assert point.factor == pytest.approx(factor)
-    assert "decode x" in str(after)
+    assert "decode is multiplied by" in str(after)
     assert "at batch 16, context 144" in str(after)
 
 
@@ -83,14 +83,14 @@ def test_the_queue_of_a_server_is_not_booked_as_hardware(traced: lpo.Trace) -> N
     assert [str(point.quantity) for point in after.correction.points] == ["TPOT"]
     assert stage(after, "prefill") == stage(before, "prefill")
     (warning,) = after.correction.warnings
-    assert "the TTFT of 358 ms corrects nothing. With 16 requests in flight it holds the wait for others" in warning
+    assert "the TTFT of 358 ms corrects nothing. With 16 requests in flight it contains a wait for others" in warning
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("ttft=358ms concurrency=16 isl=128 osl=32", "holds the wait for others"),
-        ("tpot=4ms concurrency=16 isl=128", "follows from the output tokens, which are missing"),
+        ("ttft=358ms concurrency=16 isl=128 osl=32", "contains a wait for others"),
+        ("tpot=4ms concurrency=16 isl=128", "follows from the output tokens, which the file does not have"),
     ],
 )
 def test_a_measurement_of_a_queue_alone_is_refused_with_the_reason(traced: lpo.Trace, text: str, why: str) -> None:
@@ -130,7 +130,7 @@ def test_a_time_below_the_lower_bound_is_refused_with_the_figures(traced: lpo.Tr
     assert bound is not None
     with pytest.raises(PerfOptError) as refusal:
         traced.predict(DEVICE, measured=f"tpot={bound * 0.5:.3g}s batch=4 context=64")
-    assert "lies below the lower bound of" in refusal.value.what
+    assert "is below the lower bound of" in refusal.value.what
     assert "at batch 4, context 64" in refusal.value.why
 
 
@@ -203,8 +203,8 @@ def test_the_answer_is_plain_values_and_tables(traced: lpo.Trace) -> None:
     assert traced.predict(DEVICE).correction is None
 
 
-# Kernels of the small run, by hand: three products of 40, 50 and 60 us, four activations of 3, 3, 4 and 5 us.
-PRODUCTS_S = {"vision": 90e-6, "prefill": 60e-6}
+# Kernels of the small run, by hand: three matmuls of 40, 50 and 60 us, four activations of 3, 3, 4 and 5 us.
+MATMULS_S = {"vision": 90e-6, "prefill": 60e-6}
 ACTIVATIONS_S = {"vision": 6e-6, "prefill": 9e-6}
 
 
@@ -214,12 +214,12 @@ def test_a_gpu_recording_corrects_every_stage_and_kind_of_kernel(tmp_path: Path)
     before, after = small.predict(DEVICE), small.predict(DEVICE, measured=file)
     assert after.correction is not None
     assert {point.what: point.measured_s for point in after.correction.points} == pytest.approx(
-        {name: PRODUCTS_S[name] + ACTIVATIONS_S[name] for name in PRODUCTS_S}
+        {name: MATMULS_S[name] + ACTIVATIONS_S[name] for name in MATMULS_S}
     )
     for change in after.correction.stages:
         (old,) = (one for phase in before._times for one in phase if one.name == change.stage)
         (new,) = (one for phase in after._times for one in phase if one.name == change.stage)
-        spent = {"matrix product": PRODUCTS_S[change.stage], "vector": ACTIVATIONS_S[change.stage]}
+        spent = {"matmul": MATMULS_S[change.stage], "vector": ACTIVATIONS_S[change.stage]}
         for family, seconds in spent.items():
             kernels = [one for one in old.pieces if isinstance(one.what, Kernel) and str(one.what.kind) == family]
             predicted = sum((one.each.expected or one.each.middle or one.each.high / 2) * one.count for one in kernels)
@@ -234,7 +234,7 @@ def test_the_report_of_a_join_corrects_every_stage(tmp_path: Path) -> None:
     correction = small.predict(DEVICE, measured=file).correction
     assert correction is not None
     assert {point.what: point.measured_s for point in correction.points} == pytest.approx(
-        {name: PRODUCTS_S[name] + ACTIVATIONS_S[name] for name in PRODUCTS_S}
+        {name: MATMULS_S[name] + ACTIVATIONS_S[name] for name in MATMULS_S}
     )
     assert not correction.warnings
 

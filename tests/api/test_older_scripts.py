@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import llm_perf_opt as lpo
 from llm_perf_opt import AnalysisConfig, DeepSeekOCRSession, DeepseekOCRStaticAnalyzer, StaticAnalyzer
+from llm_perf_opt.core.callgraph.runtime_log import read_runtime_log
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 
 CONFIG = AnalysisConfig(130, 90, base_size=64, image_size=40, patch_size=4, seq_len=6)
@@ -98,3 +102,30 @@ def test_the_prefixes_of_a_stage_choose_its_modules_and_no_others(
     assert [name for name, stages in chosen.items() if len(stages) != 1] == ["", "model"]
     assert chosen["model.layers.0.mlp"] == ["prefill"]
     assert chosen["model.sam_model.blocks.0"] == ["sam"]
+
+
+@pytest.fixture(scope="module")
+def traced() -> lpo.Trace:
+    return lpo.trace("deepseek-ocr-tiny", image="90x130", mode="gundam", crops=(2, 3), decode_steps=0)
+
+
+def test_a_family_adds_up_to_its_members(traced: lpo.Trace) -> None:
+    family = traced.graph(focus="sam_model.blocks.[0-2].attn")
+    members = [traced.graph(focus=f"model.sam_model.blocks.{index}.attn").totals for index in range(3)]
+    for figure in ("flops", "bytes_moved", "activation_bytes"):
+        assert getattr(family.totals, figure) == sum(getattr(member, figure) for member in members) > 0
+    assert family.view.caption[0].startswith("Together: ")
+    assert "activation memory" in family.view.caption[0]
+
+
+def test_the_grid_of_crops_is_in_the_trace_and_in_the_file_of_its_own(traced: lpo.Trace, tmp_path: Path) -> None:
+    assert traced.graphs[0].runtime["images_spatial_crop"] == [[2, 3]]
+    vision, stack = read_runtime_log(traced.graph().save_runtime_log(tmp_path / "runtime.json"))
+    assert (vision["images_spatial_crop"], vision["num_crops"]) == ([[2, 3]], 6)
+    assert (stack["module"], stack["num_layers"]) == ("model.layers", LAYERS)
+
+
+def test_an_expert_knows_how_many_there_are_and_how_many_a_token_takes(traced: lpo.Trace) -> None:
+    params = traced.graphs[0].constructor_params
+    assert [params["model.layers.1.mlp.experts.7"][name] for name in ("num_experts", "top_k")] == [8, 3]
+    assert "top_k" not in params["model.layers.1.mlp.shared_experts"]

@@ -12,7 +12,7 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.engines import default_limits
-from llm_perf_opt.serving.fit import ServingFit, fullest_fit
+from llm_perf_opt.serving.fit import ServingFit, fullest_fit, memory_of_ranks
 from llm_perf_opt.sweeps.studies.traced_points import served_batches
 
 pytest.importorskip("transformers", minversion="5.20", reason="transformers spreads models over meshes from 5.20 on")
@@ -80,7 +80,7 @@ def _folder(path: Path, fields: dict[str, Any]) -> Path:
 def _replayed(folder: Path, plan: ParallelPlan) -> ServingFit:
     """As a replay finds it: from a trace of the whole model."""
     whole = lpo.trace(folder, prompt_tokens=CONTEXT - 1)
-    return fullest_fit(whole.graphs, H100, plan, context=CONTEXT, limits=default_limits(H100))
+    return fullest_fit(memory_of_ranks(whole.graphs, H100, plan, limits=default_limits(H100)), H100, context=CONTEXT)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -104,7 +104,7 @@ CHUNK, ROWS, HIDDEN, INNER, WORDS, LAYERS = 8192, 1024, 64, 96, 256, 4
 
 
 def _working(between: int) -> int:
-    """The wider of two moments: logits of 1,024 rows, or the widest products of a chunk, all in bfloat16."""
+    """The wider of two moments: logits of 1,024 rows, or the widest matmuls of a chunk, all in bfloat16."""
     sampling = (CHUNK + 2 * ROWS) * HIDDEN * 2 + ROWS * WORDS * (2 + 4 + 4 + 4) + UNITS * WORDS * 4
     return CUBLAS + max(sampling, CHUNK * 2 * (3 * HIDDEN + between))
 
@@ -172,7 +172,8 @@ def test_the_fullest_stage_speaks_for_a_pipeline(tmp_path: Path) -> None:
 
 def test_a_model_with_a_plan_of_its_own_has_one_account_as_well() -> None:
     whole, rank = (lpo.trace("deepseek-ocr-tiny", **plan) for plan in ({}, {"tp": 2}))
-    replayed = fullest_fit(whole.graphs, H100, ParallelPlan(tp=2), context=CONTEXT, limits=default_limits(H100))
+    memory = memory_of_ranks(whole.graphs, H100, ParallelPlan(tp=2), limits=default_limits(H100))
+    replayed = fullest_fit(memory, H100, context=CONTEXT)
     predicted = rank.predict("2x h100-sxm").serving
     assert predicted is not None
     assert predicted.cache_tokens == replayed.cache_tokens

@@ -98,12 +98,12 @@ def test_the_curve_and_the_bars_hold_the_figures_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("got-ocr2", {"page": ["640x640"]}, "takes no --page"),
+        ("got-ocr2", {"page": ["640x640"]}, "takes no page"),
         ("deepseek-ocr-tiny", {"page": ["640x640"], "crops": ["2x2"]}, "exclude each other"),
         ("deepseek-ocr-tiny", {"page": "A4"}, "not the size of a page"),
         ("deepseek-ocr-tiny", {"crops": "2by2"}, "not a grid"),
-        ("deepseek-ocr-tiny", {"image": "640x640"}, "--image is one page"),
-        ("deepseek-ocr-tiny", {"page": ()}, "--page names no page"),
+        ("deepseek-ocr-tiny", {"image": "640x640"}, "image is a single page"),
+        ("deepseek-ocr-tiny", {"page": ()}, "page names no page"),
         ("deepseek-ocr-tiny", {"page": "640x640", "gpus": "l4,h100-sxm"}, "timed on one GPU"),
     ],
 )
@@ -155,7 +155,7 @@ def test_the_first_lines_say_whose_kernels_are_timed(execution: str, text: str, 
     words = () if execution == "fused" else ("--execution", execution)
     code, out, _ = sweep("--crops", "1x1", "--gpus", "l4", *words)
     assert code == 0
-    assert f"On NVIDIA L4, {text}: prefill " in " ".join(out.split("\n\n")[0].split())
+    assert f"On NVIDIA L4, {text} the prefill takes " in " ".join(out.split("\n\n")[0].split())
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,11 @@ def test_an_answer_says_where_its_times_come_from(traced: lpo.Trace) -> None:
 
 
 def test_without_the_tables_a_note_says_what_they_would_add(traced: lpo.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_perf_opt.timing.kernels.tables.missing_packages", lambda: ("duckdb",))
-    monkeypatch.setattr("llm_perf_opt.timing.kernel_rates.missing_packages", lambda: ("duckdb",))
+    monkeypatch.setattr("llm_perf_opt.timing.kernels.tables.READER", "no_such_reader")
     answer = traced.predict("h100-sxm")
     assert answer.rates == "data sheet"
     assert any('pip install "llm-perf-opt[kernels]"' in note.text for note in answer.report().notes)
-    with pytest.raises(PerfOptError, match="need duckdb"):
+    with pytest.raises(PerfOptError, match="needs no_such_reader"):
         traced.predict("h100-sxm", rates="tables")
     amd = traced.predict("mi300x").report()
     assert not any("kernels]" in note.text for note in amd.notes), "no table comes near it"

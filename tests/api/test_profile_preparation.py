@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llm_perf_opt.api.profile_preparation import require_memory
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.api.profile_preparation import require_memory, require_recorded_on
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.harness import environment
 
 GIB = 2**30
@@ -57,3 +59,32 @@ def test_an_unknown_need_refuses_nothing(free: dict[str, int | None]) -> None:
     free["host"] = 0
     require_memory(None, "cpu", has_weights=False)
     require_memory(SimpleNamespace(phases=PHASES, total_bytes=None), "cpu", has_weights=False)  # type: ignore[arg-type]  # as far as it is read
+
+
+@pytest.mark.parametrize(
+    ("named", "reported", "ran_on"),
+    [
+        ("rtx-5090", "NVIDIA GeForce RTX 5090", None),
+        ("rtx-5090", "NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("h100-sxm", "NVIDIA A100-SXM4-80GB", "a100-sxm-80g"),
+        ("rtx-5090", "a GPU of next year", None),  # in no table: it may be one and the same
+        ("rtx-5090", None, None),
+    ],
+)
+def test_a_join_needs_the_device_that_ran(named: str, reported: str | None, ran_on: str | None) -> None:
+    device = find_device(named)
+    if ran_on is None:
+        require_recorded_on(device, reported, on_host=False)
+        return
+    with pytest.raises(UsageError) as caught:
+        require_recorded_on(device, reported, on_host=False)
+    assert find_device(ran_on).name in caught.value.what and device.name in caught.value.what
+    assert ran_on in caught.value.fix and f"--device {named}" in caught.value.fix
+
+
+def test_a_run_on_the_processor_is_joined_with_no_accelerator() -> None:
+    with pytest.raises(UsageError, match="The recording is made on the processor"):
+        require_recorded_on(find_device("rtx-5090"), "a processor", on_host=True)
+    require_recorded_on(None, "a processor", on_host=True)
+    own = replace(find_device("rtx-5090"), id="this-machine", threads=2)
+    require_recorded_on(own, "a processor", on_host=True)

@@ -21,7 +21,7 @@ from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from tests.measurements.profile.made_runs import DEVICE, made_page, made_pass
-from tests.timing.made_calibrations import calibration, product_seconds, table
+from tests.timing.made_calibrations import calibration, matmul_seconds, table
 
 STEPS = 3
 CONTEXTS = {20: 294, 520: 794}  # prompt tokens -> with the 273 tokens of a page and the first one
@@ -121,7 +121,7 @@ def test_a_machine_is_held_against_a_calibration_with_as_many_threads(tmp_path: 
     ticks = {"rows": (1, 64), "columns": (640,), "depth": (640,)}
     machine = measured_device(
         calibration(
-            table("product", "bfloat16", ticks, product_seconds),
+            table("matmul", "bfloat16", ticks, matmul_seconds),
             table("copy", "bfloat16", {"elements": (16,)}, lambda count: count * 1e-9),
         )
     )

@@ -12,7 +12,7 @@ import pytest
 import llm_perf_opt
 from llm_perf_opt import AnalysisConfig, StageAnalysisResult, StaticAnalyzer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python-api.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

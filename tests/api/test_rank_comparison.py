@@ -78,7 +78,7 @@ def test_half_the_batch_is_the_workload_even_where_two_ranks_share_the_weights(f
     assert None not in found.values()
 
 
-def test_a_budget_can_be_put_on_what_is_exchanged(folders: dict[str, Path]) -> None:
+def test_a_budget_can_be_put_on_communication(folders: dict[str, Path]) -> None:
     one, two = (lpo.trace(folders["llama"], prompt_tokens=TOKENS, tp=2, batch=batch) for batch in (1, 2))
     answer = one.compare(two, budgets=["prefill.collectives==", "prefill.collective_bytes<=+0"])
     assert answer.budgets_broken == ("prefill.collective_bytes<=+0",)

@@ -52,7 +52,7 @@ def test_fully_sharded_weights_are_gathered_by_the_module_they_belong_to(folder:
     assert prefill.problems() == []
 
 
-def test_a_box_tells_what_one_call_of_it_exchanges(split: lpo.Trace) -> None:
+def test_a_box_tells_which_collectives_one_call_of_it_runs(split: lpo.Trace) -> None:
     found = boxes(split.graph("prefill"))
     assert asked(found["model.layers.[0-2].self_attn.o_proj"]) == [("all-reduce", HANDED_ON, 2, LAYERS)]
     assert asked(found["model.layers.[0-2]"]) == [("all-reduce", HANDED_ON, 2, 2 * LAYERS)]
@@ -107,11 +107,11 @@ def test_stages_and_costs_list_collectives_apart_from_flops(split: lpo.Trace) ->
     )
 
 
-def test_the_whole_report_answers_what_ranks_exchange(split: lpo.Trace) -> None:
+def test_the_whole_report_answers_what_ranks_communicate(split: lpo.Trace) -> None:
     report = split.report().report()
     answers = dict(report.tables[0].rows)
-    assert answers["What do the ranks exchange?"].startswith("prefill 8 collectives of 14.5 KiB")
-    chapter = next(one for one in report.chapters if one.title == "What do the ranks exchange?")
+    assert answers["What do the ranks communicate?"].startswith("prefill 8 collectives of 14.5 KiB")
+    chapter = next(one for one in report.chapters if one.title == "What do the ranks communicate?")
     assert chapter.notes[0].text.startswith("Rank 0 of 2: tp2, the model's own plan.")
 
 
@@ -144,8 +144,8 @@ def test_integers_of_ranks_with_other_tokens_are_noted_as_answered_by_symmetry(t
 def test_one_of_several_ranks_is_drawn(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lpo.trace(folder, prompt_tokens=TOKENS, pp=2, out=tmp_path / "run")
     last = load_phase(tmp_path / "run", rank=1)
-    assert last.plan is not None
-    assert last.plan.rank == 1
+    assert last._plan is not None
+    assert last._plan.rank == 1
     assert "recv" in str(last.graph().draw())
     with caplog.at_level("INFO"):
         assert "send" in str(load_phase(tmp_path / "run").graph().draw())

@@ -103,7 +103,7 @@ def test_a_file_larger_than_any_plan_is_not_read(tmp_path: Path) -> None:
         ({"tp": 1_000_000}, "1,000,000 ranks is too large"),
         ({"tp": 2, "rank": 99}, "There is no rank 99"),
         ({"tp": 8}, "2 key heads cannot be split by 8"),
-        ({"tp": 2, "tracer": "hooks"}, "'hooks' runs no rank of a plan"),
+        ({"tp": 2, "tracer": "hooks"}, "'hooks' cannot run a rank of a plan"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(plan: dict[str, Any], what: str, folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_process_group_of_the_user_is_left_as_it_is(folder: Path, monkeypatch:
         with pytest.raises(PerfOptError, match="initialised in this process already"):
             lpo.trace(folder, prompt_tokens=TOKENS, tp=2)
         assert (dist.get_rank(), dist.get_world_size()) == (1, 3)
-        assert lpo.trace(folder, prompt_tokens=TOKENS).plan is None
+        assert lpo.trace(folder, prompt_tokens=TOKENS)._plan is None
     finally:
         dist.destroy_process_group()
 

@@ -73,7 +73,7 @@ def test_the_stages_print_the_ranks(two_ranks: lpo.Trace) -> None:
     text = repr(two_ranks)
     assert "Ranks\n" in text
     assert "5 all-reduce of" in text
-    assert "Weights that are whole on every rank" in text
+    assert "Weights that are replicated on every rank" in text
 
 
 def test_a_model_on_one_device_has_no_ranks(llama: Path) -> None:
@@ -135,7 +135,9 @@ def test_an_engine_copies_key_heads_where_its_ranks_outnumber_them(llama: Path) 
 
 
 def test_the_model_s_own_code_refuses_that_and_says_whose_rule_it_is(llama: Path) -> None:
-    with pytest.raises(UsageError, match="4 key heads cannot be split by 8: transformers, whose code this is"):
+    with pytest.raises(
+        UsageError, match="4 key heads cannot be split by 8: this is transformers' code, which copies no heads"
+    ):
         lpo.trace(llama, tp=8, prompt_tokens=TOKENS)
 
 

@@ -12,10 +12,10 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.serving import served_model
 from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
-from tests.api.test_answers import two_products
+from tests.api.test_answers import two_matmuls
 from tests.api.tiny_folders import TOKENS, llama_folder, mixtral_folder
 
-CODE = "The code as written, op by op: "
+CODE = "The traced code, eager PyTorch: "
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_the_times_of_the_code_stand_next_to_it(llama: Path) -> None:
     assert f"TPOT {tpot}," in trace.report(device="l4").answer[2]
     fused = trace.report(device="l4", execution="fused").answer
     assert fused[:2] == trace.report(device="l4").answer[:2]
-    assert fused[2].startswith("The ops of the trace, fused as an engine does: ")
+    assert fused[2].startswith("The traced code, engine kernels (fused, CUDA graphs): ")
 
 
 def test_a_trace_of_one_request_is_not_made_again(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,14 +89,14 @@ def test_a_saved_trace_says_why_there_is_no_server(llama: Path, tmp_path: Path) 
     lpo.trace(llama).save(tmp_path / "run")
     page = lpo.load(tmp_path / "run").report(device="l4")
     assert page.server is None
-    assert page.answer[0].startswith(f"{CODE}tiny-llama on l4")
+    assert page.answer[0].startswith("The traced code: tiny-llama on l4, eager PyTorch, ")
     assert page.answer[2] == (
         "No server figure. A saved trace holds no model to serve. Name the model in place of its trace."
     )
 
 
 def test_a_module_and_a_plan_without_servers_say_so(tmp_path: Path) -> None:
-    assert "generates nothing" in two_products(3).report(device="l4").answer[-1]
+    assert "generates nothing" in two_matmuls(3).report(device="l4").answer[-1]
     shared = lpo.trace(mixtral_folder(tmp_path / "mixtral"), fsdp=2).report(device="2x h100-sxm")
     assert shared.answer[-1].startswith("No server figure. Servers are found for the model's own code, without --fsdp.")
 

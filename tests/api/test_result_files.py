@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 KINDS = {
     "forward.callgraph.json": ("call_counts", b'"calls":1', b'"calls":7'),
-    "static_compute.json": ("total", b'"parameters": 108', b'"parameters": 109'),
+    "static_compute.json": ("total", b'"params": 108', b'"params": 109'),
     "picture.view.json": ("boxes", b'"calls": 1', b'"calls": 2'),
     "run/metrics.json": ("pages", b'"decode_steps": 0', b'"decode_steps": 1'),
 }
@@ -37,10 +37,10 @@ def test_a_file_is_read_as_its_record(folder: Path, name: str) -> None:
 
 
 def test_the_figures_are_those_of_the_answer(folder: Path) -> None:
-    """Two products of 2 rows: 2 x 8 x 8 and 2 x 8 x 4 multiply-adds, of two FLOPs each."""
+    """Two matmuls of 2 rows: 2 x 8 x 8 and 2 x 8 x 4 multiply-adds, of two FLOPs each."""
     static = lpo.read_result(folder / "static_compute.json")
     assert static.total.flops == 2 * (2 * 8 * 8 + 2 * 8 * 4)  # type: ignore[union-attr]
-    assert static.total.parameters == 8 * 8 + 8 + 8 * 4 + 4  # type: ignore[union-attr]
+    assert static.total.params == 8 * 8 + 8 + 8 * 4 + 4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", KINDS)

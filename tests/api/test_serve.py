@@ -43,8 +43,9 @@ def test_the_answer_is_three_lines_and_the_cheapest_comes_first(answer: lpo.Serv
     report = answer.report()
     assert len(report.answer) == 3
     assert report.answer[0].startswith("1 x l4 (one device, vLLM) serves 16 users: TTFT ")
-    assert report.answer[2].startswith("Next: 1 x mi300x (one device, vLLM) costs ")
-    assert [row[0] for row in report.tables[0].rows] == ["l4", "mi300x", "h100-sxm"]
+    assert report.answer[2].startswith("The runner-up, 1 x h100-sxm (one device, vLLM), costs ")
+    assert "By its data sheet alone 1 x mi300x would do" in report.answer[2]
+    assert [row[0] for row in report.tables[0].rows] == ["l4", "h100-sxm", "mi300x"]
     assert len(report.charts) == 1
     json.dumps(answer.to_dict())
 
@@ -60,7 +61,7 @@ def test_list_prices_are_named_with_their_date(answer: lpo.ServeAnswer, llama: P
     assert own.best.device == "h100-sxm"
     unknown = lpo.serve(llama, "mi355x", **ASKED).report()
     assert any("No list price is known for mi355x" in note.text for note in unknown.notes)
-    assert "No price is known: add --price." in unknown.answer[1]
+    assert "Its price is not known: add --price." in unknown.answer[1]
 
 
 @needs_tables
@@ -70,7 +71,7 @@ def test_a_gpu_without_measured_kernels_says_so(answer: lpo.ServeAnswer, llama: 
     assert not by_name["mi300x"].is_measured
     assert by_name["mi300x"].tpot.band.high / by_name["mi300x"].tpot.band.low == pytest.approx(4.0)
     alone = lpo.serve(llama, "mi300x", **ASKED).report().answer[0]
-    assert "times by its data sheet" in alone
+    assert "data-sheet times" in alone
 
 
 @needs_tables
@@ -155,13 +156,13 @@ def test_the_files_that_start_it_have_the_settings_of_the_answer(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"input": 200, "users": 2, "rate": "2/s"}, "two demands"),
-        ({"users": 2}, "length of a prompt is missing"),
+        ({"input": 200, "users": 2, "rate": "2/s"}, "exclude each other"),
+        ({"users": 2}, "prompt length is missing"),
         ({"input": 200, "pages": 10}, "A deadline is a number of pages and a time"),
-        ({"input": 200, "engine": "vllm,none"}, "'none' is no engine"),
+        ({"input": 200, "engine": "vllm,none"}, "'none' is not an engine"),
         ({"input": 200, "slo": "soon"}, "'soon'"),
-        ({"input": "many"}, "no length of a text"),
-        ({"input": 200, "rate": "often"}, "no rate"),
+        ({"input": "many"}, "is not a length in tokens"),
+        ({"input": 200, "rate": "often"}, "is not a rate above zero"),
         ({"input": 200, "page": "A4@150dpi"}, "does not run with an image"),
     ],
 )
@@ -190,7 +191,7 @@ def test_the_command_prints_the_answer_first(
         command()
     assert not left.value.code
     out, err = capsys.readouterr()
-    assert out.startswith("1 x l4 (one device, vLLM) answers 20 requests/s: TTFT ")
+    assert out.startswith("1 x l4 (one device, vLLM) sustains 20 requests/s: TTFT ")
     assert (tmp_path / "deploy" / "serve.sh").is_file()
     assert err.count("Wrote ") == 3
 

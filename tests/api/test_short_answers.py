@@ -48,7 +48,7 @@ def test_without_a_decode_nothing_is_active_per_token() -> None:
 
 def test_costs_are_told_by_phase_and_an_unknown_part_makes_a_phase_unknown() -> None:
     stages = ask_sources((small_run(), small_run(phase="decode")), None).stages
-    assert what_it_costs(stages) == "prefill 1.54 kFLOP, decode 1.54 kFLOP"  # three products of 4x8 with 8x8 each
+    assert what_it_costs(stages) == "prefill 1.54 kFLOP, decode 1.54 kFLOP"  # three matmuls of 4x8 with 8x8 each
     unknown = [replace(stage, sources=()) for stage in stages]
     assert what_it_costs(unknown) == "prefill not known, decode not known"
 
@@ -99,8 +99,8 @@ def test_the_answer_about_a_server_names_what_was_asked_and_the_most_that_fits()
     (context,) = {graph.workload["context_tokens"] for graph in graphs}
     found = traced_fit(graphs, H100)
     assert found is not None
-    assert told == f"a server with 1 x {context + 1:,} tokens: yes, at most {found[1].largest_batch:,} at once"
+    assert told == f"a server holds 1 x {context + 1:,} tokens: yes, at most {found[1].largest_batch:,} at once"
     assert does_it_serve(traced_fit(graphs, replace(H100, memory_bytes=10**9))) == (
-        f"a server with 1 x {context + 1:,} tokens: no, at most 0 at once"
+        f"a server holds 1 x {context + 1:,} tokens: no, at most 0 at once"
     )
     assert does_it_serve(traced_fit(graphs[:1], H100)) is None, "nothing was decoded"

@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 
 
 class Shared(nn.Module):
-    """One product used twice, an embedding with a tied head, keyword-only arguments."""
+    """One matmul used twice, an embedding with a tied head, keyword-only arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_an_unknown_suffix_table_phase_or_option_is_refused_with_the_known_ones(
         traced.graph("decode")
     with pytest.raises(UsageError, match="image"):
         trace(nn.Linear(2, 2), (torch.ones(1, 2),), image="10x10")
-    with pytest.raises(UsageError, match="for a module"):
+    with pytest.raises(UsageError, match="only for a torch module"):
         trace("deepseek-ocr", (1,))
 
 

@@ -12,11 +12,14 @@ import typer
 import llm_perf_opt as lpo
 from llm_perf_opt.api.tracing import load_phase
 from llm_perf_opt.cli.app import app
+from llm_perf_opt.core import store
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.workload import ModelCode
-from llm_perf_opt.serving.capacity.search import Asked
+from llm_perf_opt.serving.capacity.search import SearchSpace
 from llm_perf_opt.serving.vllm.make_environment import make
+from llm_perf_opt.timing.kernels.added_tables import add_tables, remove_tables
+from llm_perf_opt.timing.kernels.table_sets import table_sets
 
 SHOWING = {  # option -> what Python does instead
     "format_name": "an answer is saved in the format of the suffix",
@@ -24,6 +27,7 @@ SHOWING = {  # option -> what Python does instead
     "strict": "the figures that it looks at: unpriced_ops, unexplained, missing",
     "verbose": "repr and save() hold everything; logging",
     "open_page": "save() returns the path",
+    "tables": "the variable LLM_PERF_OPT_TABLES",
     "operators": "report() holds the chapters of operators",
     "help": "help(...)",
     "max_ops": "lpo.limits(max_ops=...)",
@@ -44,6 +48,10 @@ NAMES = {  # option -> parameter of another name
 Trace, Answer = lpo.Trace, lpo.Answer
 IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "trace": (lpo.trace, lpo.load, Trace.predict, Trace.what_if),
+    "advise": (lpo.trace, lpo.load, Trace.advise, Answer.save),
+    "tables list": (table_sets,),
+    "tables add": (add_tables,),
+    "tables remove": (remove_tables,),
     "graph": (lpo.load, load_phase, Trace.graph, lpo.GraphAnswer.save),
     "cost": (lpo.cost, lpo.load, Trace.cost, lpo.CostAnswer.save_files),
     "report": (lpo.trace, lpo.load, Trace.stages, Trace.report, Answer.save),
@@ -54,12 +62,15 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
         lpo.serve,
         lpo.capacity,
         lpo.trace,
-        Asked,
+        SearchSpace,
         lpo.ServeAnswer.save_deployment,
         lpo.CapacityAnswer.save_chrome_trace,
         Answer.save,
     ),
     "engines install": (make,),
+    "cache list": (store.entries,),
+    "cache where": (store.store_folder,),
+    "cache clear": (store.clear,),
     "join": (lpo.load, load_phase, Trace.join, Answer.save),
     "export": (lpo.export,),
     "compare": (lpo.trace, lpo.load, Trace.compare),
@@ -72,10 +83,13 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
     "devices template": (lpo.device_template,),
 }
 ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command line is another one in Python
+    ("tables add", "source"): "source",
+    ("tables remove", "name"): "key",
     ("compare", "phase"): "phases",
     ("cost", "model"): "model",
     ("cost", "out"): "folder",
     ("graph", "out"): "path",
+    ("graph", "runtime_log"): "path",
     ("report", "sources"): "path",
     ("report", "gpus"): "device",
     ("compare", "gpus"): "device",

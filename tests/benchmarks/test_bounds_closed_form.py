@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.bounds.closed_form import Reach, closed_form
-from benchmarks.bounds.deployment_truth import CONFIGS, CORRECTIONS, formula, is_corrected, stated_flops, truth
 from benchmarks.bounds.evaluation import formulas, models
+from benchmarks.bounds.page import CONFIGS, CORRECTIONS, formula, is_corrected, stated_flops, truth
 
 RECORDS: list[dict[str, Any]] = truth()["records"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bounds import page
-from benchmarks.bounds.deployment_truth import CONFIGS, expected, traced, truth
+from benchmarks.bounds.page import CONFIGS, expected, traced, truth
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA: dict[str, Any] = json.loads((DOCS / "data" / "deployment_truth.json").read_text(encoding="utf-8"))
@@ -60,6 +60,6 @@ def test_stored_weights_are_those_of_known_checkpoints() -> None:
 
 
 def test_the_page_is_its_record() -> None:
-    text = (DOCS / "deployment-truth.md").read_text(encoding="utf-8")
+    text = (DOCS / "evidence" / "deployment-truth.md").read_text(encoding="utf-8")
     written = dict(re.findall(r"<!-- begin (\w+) -->\n\n(.*?)\n\n<!-- end \1 -->", text, re.DOTALL))
     assert written == {name: section.strip() for name, section in page.deployment_sections(DATA).items()}

@@ -86,7 +86,7 @@ def test_a_step_reads_weights_once_and_every_cache() -> None:
     assert step_s(RUN, NEEDS, DEVICE, 4, UNIFORM) == pytest.approx(548 / 200)
 
 
-def test_products_may_hold_a_step_back() -> None:
+def test_matmuls_may_hold_a_step_back() -> None:
     slow = replace(DEVICE, peak_flops_per_s={"bf16": 10})
     assert step_s(RUN, NEEDS, slow, 4, FEWEST) == pytest.approx(50 * 4 / (2 * 10))
 
@@ -96,7 +96,7 @@ def test_each_device_may_hold_a_cache_full_of_bytes_already() -> None:
     assert step_s(RUN, NEEDS, cached, 4, FEWEST) == pytest.approx((518 - 2 * 9) / 200)
 
 
-def test_drafts_share_bytes_but_not_products() -> None:
+def test_drafts_share_bytes_but_not_matmuls() -> None:
     drafted = replace(RUN, drafts=1)
     assert step_s(drafted, NEEDS, DEVICE, 4, FEWEST) == pytest.approx(518 / 2 / 200)
     assert step_s(drafted, NEEDS, DEVICE, 4, UNIFORM) == pytest.approx((100 + 10 * 8 + 408) / 2 / 200)
@@ -139,7 +139,7 @@ def test_memory_limits_a_full_load() -> None:
     assert batch_that_fits(RUN, 0) == 1
 
 
-def test_the_fastest_products_that_a_precision_allows_count() -> None:
+def test_the_fastest_matmuls_that_a_precision_allows_count() -> None:
     assert peak(RUN, DEVICE) == 1000
     assert peak(replace(RUN, precision="fp8"), DEVICE) == 2000
     assert peak(replace(RUN, precision="fp4"), DEVICE) == 2000  # the device has no fp4

@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 DATA: dict[str, Any] = json.loads((DOCS / "data" / "measured_against_the_bound.json").read_text(encoding="utf-8"))
 STRICT = ("strict: TPOT", "strict: TTFT", "strict: FLOPs of a cycle", "strict: output at full load")
 EXPECTED = ("expected: TTFT + output x TPOT", "expected: output at full load")
-# Products between activations are in the formulas alone: the search of GLM-5 for its best keys is up to 5 % of a step.
+# Matmuls between activations are in the formulas alone: the search of GLM-5 for its best keys is up to 5 % of a step.
 SEARCHING = {"glm-5"}
 
 
@@ -72,7 +72,7 @@ def test_traces_and_formulas_agree_within_one_per_cent(model: str) -> None:
 
 
 def test_the_page_is_its_record() -> None:
-    text = (DOCS / "measured-against-the-bound.md").read_text(encoding="utf-8")
+    text = (DOCS / "evidence" / "measured-against-the-bound.md").read_text(encoding="utf-8")
     written = dict(re.findall(r"<!-- begin (\w+) -->\n\n(.*?)\n\n<!-- end \1 -->", text, re.DOTALL))
     assert written == {name: section.strip() for name, section in page.measured_sections(DATA).items()}
 

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from benchmarks.peer_probes.environment import PEERS, SUBJECTS, names_about, reason
-from benchmarks.peer_probes.page import page_of, readme_table
 from benchmarks.peer_probes.probes import own_count as count
 from benchmarks.peer_probes.probes import torch_count
 from benchmarks.peer_probes.questions import EXACT_FLOPS, Asked
-from benchmarks.peers import SECTION
+from benchmarks.peers import SECTION, page_of, readme_table
 
 ROOT = Path(__file__).parents[2]
 RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "data" / "peers.json").read_text())
-PAGE = (ROOT / "docs" / "beside-other-tools.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "evidence" / "other-tools.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_the_record() -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.records import MeasuredRun
 from benchmarks.serving_replay import page
 from benchmarks.serving_replay.field_records import Replay, load_of
-from benchmarks.serving_replay.judgement import answered, figures, fitted
+from benchmarks.serving_replay.page import answered, figures, fitted
 from benchmarks.serving_replay.recorded_runs import FILES, Served, errors, knee
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -131,6 +131,6 @@ def test_at_the_recorded_pace_one_scheduler_queues_as_recorded() -> None:
 
 
 def test_the_page_says_what_the_data_say() -> None:
-    text = (DOCS / "serving-replay.md").read_text(encoding="utf-8")
+    text = (DOCS / "evidence" / "serving-replay.md").read_text(encoding="utf-8")
     for section in page.sections(DATA).values():
         assert section in text

@@ -9,7 +9,7 @@ from benchmarks.records import MeasuredRun
 from benchmarks.serving_times import judgement
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 
-PAGE = (Path(__file__).parents[2] / "docs/serving-times.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/evidence/serving-times.md").read_text(encoding="utf-8")
 
 
 def test_tails_are_those_that_90_and_99_of_100_errors_do_not_exceed() -> None:

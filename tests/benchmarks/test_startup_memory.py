@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import startup_memory
-from benchmarks.startup_memory import judged, sections
-from benchmarks.startup_records import DEVELOPED_PART, MODELS, SET_ASIDE, StartUp, start_ups
+from benchmarks.startup_memory import DEVELOPED_PART, MODELS, SET_ASIDE, StartUp, judged, sections, start_ups
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA: dict[str, Any] = json.loads((DOCS / "data" / "startup_memory.json").read_text(encoding="utf-8"))
@@ -42,7 +41,7 @@ def test_the_cache_of_a_record_without_one_follows_from_its_other_figures() -> N
 
 
 def test_the_page_says_what_the_data_file_holds() -> None:
-    page = (DOCS / "does-it-fit.md").read_text(encoding="utf-8")
+    page = (DOCS / "evidence" / "memory.md").read_text(encoding="utf-8")
     for name, text in sections(DATA).items():
         assert f"<!-- begin {name} -->\n\n{text}\n\n<!-- end {name} -->" in page
 
@@ -51,7 +50,8 @@ def test_the_command_writes_its_sections_and_data_where_they_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()
-    page = tmp_path / "does-it-fit.md"
+    (tmp_path / "evidence").mkdir()
+    page = tmp_path / "evidence" / "memory.md"
     page.write_text("<!-- begin start-up -->\nold\n<!-- end start-up -->\n", encoding="utf-8")
     monkeypatch.setattr("benchmarks.pages.DOCS", tmp_path)
     monkeypatch.setattr(startup_memory, "memory_data", lambda parts: DATA)

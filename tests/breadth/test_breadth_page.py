@@ -58,7 +58,7 @@ def test_records_survive_the_file(tmp_path: Path) -> None:
 def test_the_page_shows_the_figures_of_the_data_file() -> None:
     data = json.loads(DATA.read_text())
     header = {key: value for key, value in data.items() if key != "records"}
-    assert section(header, data["records"]) in (ROOT / "docs" / "breadth.md").read_text()
+    assert section(header, data["records"]) in (ROOT / "docs" / "evidence" / "breadth.md").read_text()
 
 
 def test_every_class_that_runs_for_real_runs_weightless_and_no_difference_is_unexplained() -> None:

@@ -16,7 +16,7 @@ from benchmarks.runner import Caps, run_jobs
 
 transformers = pytest.importorskip("transformers", reason="the sweep is over the model types of transformers")
 
-PAGE = Path(__file__).parents[2] / "docs" / "breadth.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "breadth.md"
 DATA = Path(__file__).parents[2] / "docs" / "data" / "breadth_full_size.json"
 CAPS = Caps(seconds=60, memory_bytes=4 << 30)
 

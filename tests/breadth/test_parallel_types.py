@@ -14,7 +14,7 @@ from benchmarks.breadth.parallel import PLANS, cause, page, plans_of, run_real, 
 from benchmarks.runner import Caps, run_jobs
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "parallel-models.md"
+PAGE = ROOT / "docs" / "evidence" / "parallel-models.md"
 DATA = ROOT / "docs" / "data" / "parallel_breadth.json"
 CAPS = Caps(seconds=90, memory_bytes=4 << 30)
 

@@ -12,7 +12,7 @@ from llm_perf_opt.core.target import ExpectedCalls, Stage, Target, stated
 from llm_perf_opt.core.workload import Workload
 from tests.cli.options import StandInWorkload
 
-ROWS = 3  # the one matrix product of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
+ROWS = 3  # the one matmul of a phase is (ROWS, 4) times (4, 5): 2 * 3 * 4 * 5 = 120 FLOPs
 FLOPS = 120
 THREE_HEADS = ExpectedCalls(what="heads", formula="3 heads x 1 forward", calls=3, paths="head")
 
@@ -20,7 +20,7 @@ THREE_HEADS = ExpectedCalls(what="heads", formula="3 heads x 1 forward", calls=3
 class StandInAdapter:
     """Two phases, unless no token is decoded; `mode=odd` adds an op that nobody can price.
 
-    `mode=broken` raises in every phase after the product, `mode=broken-decode` in the decode alone. `mode=miscounted`
+    `mode=broken` raises in every phase after the matmul, `mode=broken-decode` in the decode alone. `mode=miscounted`
     states more calls than there are.
     """
 
@@ -45,7 +45,7 @@ class StandInAdapter:
 
 
 class StandInTracer:
-    """Prints, as some models do, and records one product in the module `head`."""
+    """Prints, as some models do, and records one matmul in the module `head`."""
 
     sees = frozenset({Sight.MODULES, Sight.OPS})
     takes = frozenset({"routing", "device"})

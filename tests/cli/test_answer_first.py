@@ -67,26 +67,34 @@ OF_A_TRACE = {
     "report on a device": (
         ["report", "RUN", "--gpus", "l4"],
         [
-            "^The code as written, op by op: .* fits",
+            "^The traced code: .*, eager PyTorch, .* fits",
             r"TTFT .* ms",
             "TPOT",
             r"tokens/s",
             "No server figure. A saved trace holds no model",
         ],
     ),
+    "advise": (
+        ["advise", "RUN", "--device", "l4"],
+        [
+            "1 x 105 tokens in, 500 out, eager PyTorch on l4: .* with an engine; lower bound",
+            "Most of it:",
+            "First: serve",
+        ],
+    ),
     "trace on a device": (
         ["trace", "RUN", "--device", "l4"],
-        ["on l4, eager as written, 1 x 105 tokens, bfloat16: fits", "TTFT", "TPOT", "tokens/s", "--execution fused"],
+        ["on l4, eager PyTorch, 1 x 105 tokens, bfloat16: fits", "TTFT", "TPOT", "tokens/s", "--execution fused"],
     ),
     "trace on a device, fused": (
         ["trace", "RUN", "--device", "l4", "--execution", "fused"],
-        [r"fused as (vllm does|engines do)", "TPOT"],
+        [r"engine kernels \(fused, CUDA graphs\)", "TPOT"],
     ),
     "what if": (
         ["trace", "RUN", "--device", "l4", "--what-if", "attention"],
         ["prefill on NVIDIA L4, by the data sheet: eager"],
     ),
-    "compare": (["compare", "RUN", "RUN"], ["agree in all that both record", r"46\.6 MFLOP in both"]),
+    "compare": (["compare", "RUN", "RUN"], ["agree in everything that both record", r"46\.6 MFLOP in both"]),
 }
 
 
@@ -98,7 +106,7 @@ def test_a_question_to_a_trace_is_answered_first(name: str, traced: Path, shown:
 
 OF_NOTHING = {
     "models": (["models"], ["models are known by name", "Next: llm-perf-opt trace"]),
-    "doctor": (["doctor"], ["Everything a trace needs is here"]),
+    "doctor": (["doctor"], ["Everything that a trace needs is installed"]),
     "devices list": (["devices", "list"], [r"\d\d devices are known"]),
     "devices show": (["devices", "show", "l4"], [r"NVIDIA L4: bf16 121 TFLOP/s, .* 300 GB/s, 22\.5 GiB"]),
     "devices cluster": (["devices", "cluster", "2x8 h100-sxm"], ["16 devices", r"all-reduce of 1\.00 GiB"]),
@@ -115,7 +123,7 @@ OF_A_MODEL = {
     "trace": (["trace"], [r"46\.6 MFLOP and 12\.7 MiB moved", "most bytes: sam 54 %", "calls are as expected"]),
     "pages": (
         ["sweep", "--page", "64x64,A4@150dpi", "--gpus", "l4"],
-        ["a page takes", r"On NVIDIA L4, engine kernels .*: prefill"],
+        ["a page takes", r"On NVIDIA L4, engine kernels .* the prefill takes"],
     ),
     "export": (["export", "--check", "export", "--part", "projector"], [r"1 part: torch\.export 1", "refuses none"]),
     "sweep": (
@@ -123,7 +131,7 @@ OF_A_MODEL = {
         [
             r"decode, \+1 sequence: .*FLOP",
             r"On NVIDIA L4, engine kernels .*, the largest batch: context 512",
-            "every one is proven",
+            "every point is proven",
         ],
     ),
 }
@@ -150,7 +158,7 @@ def test_a_fleet_is_answered_first(tmp_path: Path, shown: Shown) -> None:
 def test_a_study_and_a_question_are_answered_first(tmp_path: Path, shown: Shown) -> None:
     file = tiny_study(tmp_path, 1, deployments={"plan": ["one device"], "weights": ["checkpoint"]})
     words = ("--out", tmp_path / "results", "--workers", "1")
-    check(shown("study", file, *words), [r"Study \S+: 2 points, 2 computed, 0 kept, 0 failed"])
+    check(shown("study", file, *words), [r"Study \S+: 2 points, 2 computed, 0 reused, 0 failed"])
     check(shown("ask", tmp_path / "results"), [r"summary: \d+ rows? from 1 study", "First: "])
 
 
@@ -178,7 +186,7 @@ def test_the_times_of_the_first_lines_are_those_of_the_stages(traced: Path, show
     ttft = sum(row["expected_seconds"] for name, row in stages.items() if name != "decode") * 1e3
     tpot = stages["decode"]["expected_seconds"] * 1e3
     line = answer_of(shown("trace", traced, "--device", "l4"))[1]
-    found = re.search(r"TTFT ([\d.]+) ms .* TPOT ([\d.]+) ms .*, (\d+) tokens/s, (\d+) pages/s to TTFT", line)
+    found = re.search(r"TTFT ([\d.]+) ms .* TPOT ([\d.]+) ms .*, (\d+) tokens/s, (\d+) pages/s \(prefill only\)", line)
     assert found is not None, line
     expected = [ttft, tpot, 1e3 / tpot, 1e3 / ttft]
     assert [float(word) for word in found.groups()] == [pytest.approx(value, rel=0.01) for value in expected]

@@ -10,15 +10,15 @@ import llm_perf_opt as lpo
 from llm_perf_opt.core.hardware.calibration import Calibration, read_calibration
 from llm_perf_opt.core.plugins import CALIBRATORS
 from tests.cli.conftest import Run
-from tests.timing.made_calibrations import calibration, product_seconds, table
+from tests.timing.made_calibrations import calibration, matmul_seconds, table
 
 
 def made_machine(
     *, device: str = "cpu", dtype: str = "bfloat16", threads: int | None = None, smoke: bool = False
 ) -> Calibration:
     machine = calibration(
-        table("product", dtype, {"rows": (1, 64), "columns": (640,), "depth": (640,)}, product_seconds),
-        table("narrow_product", "float32", {"rows": (1, 64), "columns": (5,), "depth": (4,)}, product_seconds),
+        table("matmul", dtype, {"rows": (1, 64), "columns": (640,), "depth": (640,)}, matmul_seconds),
+        table("narrow_matmul", "float32", {"rows": (1, 64), "columns": (5,), "depth": (4,)}, matmul_seconds),
         table("copy", dtype, {"elements": (16, 1024)}, lambda count: count * 1e-9),
         table("module_call", "any", {"calls": (2,)}, lambda calls: 2e-6),
         fresh_byte_s=1e-9,
@@ -37,7 +37,7 @@ def test_it_writes_the_calibration_and_a_device_beside_it(run: Run, tmp_path: Pa
     assert code == 0
     assert read_calibration(out) == made_machine()
     rates = {row["of"]: row for row in json.loads(shown)["tables"][0]["rows"]}
-    assert "matrix products, bfloat16" in rates
+    assert "matmuls, bfloat16" in rates
     assert f"Wrote {out.with_suffix('.toml')}" in said
     code, shown, _ = run("devices", "show", "a-machine-tm-9000-2-threads", "--devices", out.with_suffix(".toml"))
     assert code == 0
@@ -73,7 +73,7 @@ def test_a_smoke_run_leaves_no_device_that_a_run_could_be_held_against(run: Run,
     assert read_calibration(out).is_smoke
     assert sorted(tmp_path.iterdir()) == [out, earlier]
     assert earlier.read_text() == "of an earlier calibration"
-    assert "these figures mean nothing" in shown
+    assert "these figures say nothing about the machine" in shown
     assert "no file for --devices" in said
     assert "devices show" not in said
 

@@ -21,13 +21,13 @@ def test_the_count_of_every_stage_is_printed(run: Run) -> None:
     assert code == 0
     (stages,) = (table for table in json.loads(out)["tables"] if table["title"] == "Stages")
     assert stages["total"]["flops"] == 2 * FLOPS  # prefill and decode
-    assert "Nothing written" in err
+    assert "The report was not saved" in err
 
 
 def test_a_model_without_closed_forms_is_a_note_and_not_the_end(run: Run) -> None:
     code, out, _ = run("cost", "stand-in", "--sources", "counted,closed-form")
     assert code == 0
-    assert "closed-form says nothing of" in out
+    assert "closed-form has no figures for" in out
 
 
 def test_an_unknown_source_is_refused_before_any_work(run: Run) -> None:
@@ -89,7 +89,7 @@ def test_an_option_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path,
     assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
     code, out, err = run("cost", tmp_path, *words)
     assert (code, out) == (2, "")
-    assert f"has no use for {words[0]}." in err
+    assert f"A saved trace does not take {words[0]}." in err
 
 
 def totals(out: str) -> dict[str, object]:
@@ -104,7 +104,7 @@ def test_a_trace_that_stopped_half_way_is_no_total(run: Run, tmp_path: Path) -> 
     code, out, _ = run("cost", tmp_path, "--sources", "counted", "--json")
     assert code == 0
     assert totals(out)["flops"] is None
-    assert "counted says nothing of decode (decode): the run stopped in head, and what follows is missing." in out
+    assert "counted has no figures for decode (decode): the run stopped in head, and what follows is missing." in out
     assert run("cost", tmp_path, "--strict")[0] == 1
 
 
@@ -127,7 +127,8 @@ def test_a_model_that_raises_in_the_decode_keeps_its_prefill(run: Run) -> None:
     ]
     assert totals(out)["flops"] is None
     assert (
-        "counted says nothing of decode (decode): The model raised RuntimeError in module head. no decode today" in out
+        "counted has no figures for decode (decode): The model raised RuntimeError in module head. no decode today"
+        in out
     )
     (memory,) = (chapter for chapter in json.loads(out)["chapters"] if chapter["title"] == "Does it fit?")
     assert [row["phase"] for row in memory["tables"][0]["rows"]] == ["prefill"]
@@ -136,10 +137,10 @@ def test_a_model_that_raises_in_the_decode_keeps_its_prefill(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--mode", "broken", "--sources", "counted"), "counted says nothing of prefill (prefill)."),
-        (("--mode", "broken-decode", "--sources", "counted"), "counted says nothing of decode (decode)."),
-        (("--sources", "closed-form"), "closed-form says nothing of total (total)."),
-        (("--sources", "counted,closed-form"), "closed-form says nothing of total (total)."),
+        (("--mode", "broken", "--sources", "counted"), "counted has no figures for prefill (prefill)."),
+        (("--mode", "broken-decode", "--sources", "counted"), "counted has no figures for decode (decode)."),
+        (("--sources", "closed-form"), "closed-form has no figures for total (total)."),
+        (("--sources", "counted,closed-form"), "closed-form has no figures for total (total)."),
     ],
 )
 def test_strict_does_not_pass_what_is_not_known(run: Run, words: tuple[str, ...], told: str) -> None:
@@ -152,7 +153,7 @@ def test_strict_wants_no_answer_of_a_source_that_nobody_named(run: Run, tmp_path
     assert run("trace", "stand-in", "--out", tmp_path)[0] == 0
     code, out, _ = run("cost", tmp_path, "--strict")
     assert code == 0
-    assert "closed-form says nothing of" in out
+    assert "closed-form has no figures for" in out
 
 
 def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,7 @@ def test_strict_wants_a_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(SOURCES._entries, "vague", "tests.cli.stand_ins:VagueSource")
     code, _, err = run("cost", "stand-in", "--sources", "vague", "--strict")
     assert code == 1
-    assert "The total is not known." in err
+    assert "The total is unknown." in err
 
 
 def test_a_source_that_left_something_out_is_no_total_and_refused_by_strict(
@@ -184,9 +185,9 @@ def test_a_source_that_left_something_out_is_no_total_and_refused_by_strict(
     assert (
         "decode (decode): FLOPs unknown, at least 100 FLOP by partial, which leaves out 20 FLOP of odd.attend." in told
     )
-    assert "The total is not known." in err
+    assert "The total is unknown." in err
     assert "--strict was given, and partial leaves out 20 FLOP of odd.attend in decode (decode)" in err
-    assert "ask a source that sees everything: --sources counted\n" in err
+    assert "add a source that sees everything: --sources counted\n" in err
 
 
 def test_strict_refuses_a_named_source_that_left_something_out_beside_one_that_did_not(
@@ -215,7 +216,7 @@ def test_one_source_alone_says_so(run: Run) -> None:
     code, out, _ = run("cost", "stand-in", "--sources", "counted", "--strict", "--verbose")
     assert code == 0
     assert "One source: counted." in out.split("\n\n")[0]
-    assert "One source only, counted: nothing was compared." in out
+    assert "counted is the only source, so nothing was compared." in out
 
 
 CLOSED_FORM = """

@@ -54,8 +54,8 @@ def test_the_fit_follows_the_format(saved: Path, run: Run) -> None:
     ("words", "hint"),
     [
         (("--weights", "random"), "--load-weights"),
-        (("--weights", "q4_k_m"), "'q4_k_m' is no weight format"),
-        (("--cache", "int4"), "'int4' is no cache format"),
+        (("--weights", "q4_k_m"), "'q4_k_m' is not a weight format"),
+        (("--cache", "int4"), "'int4' is not a cache format"),
     ],
 )
 def test_a_word_that_is_no_format_is_refused_in_every_verb(

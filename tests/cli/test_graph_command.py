@@ -100,8 +100,8 @@ def test_wrong_usage_is_code_two(run: Run, traces: Path, words: list[str]) -> No
 def test_a_filter_says_what_it_left_out(run: Run, traces: Path) -> None:
     code, out, _ = run("graph", traces, "--only", "encoder", "--metric", "activations")
     assert code == 0
-    assert "Only encoder, with the boxes around. Left out: " in out
-    assert "of activation bytes; boxes named left out hold them." in " ".join(out.split())
+    assert "Only encoder, with the boxes around it. Left out: " in out
+    assert "of activation bytes; they are in the boxes named left out." in " ".join(out.split())
     assert "left out: " in out
     assert "activations share" in " ".join(out.split())
 

@@ -50,7 +50,7 @@ def test_a_page_is_written_once(run: Run, traced: Path, tmp_path: Path) -> None:
     page = tmp_path / "join.html"
     code, out, err = run("join", traced, recording(tmp_path, FORWARD), "--out", page)
     assert (code, out) == (0, "")
-    assert err.startswith(f"Wrote {page}\nNext: llm-perf-opt trace ")
+    assert f"Wrote {page}\nNext: llm-perf-opt trace " in err
     assert run("join", traced, recording(tmp_path, FORWARD), "--out", page)[0] == 1
     assert run("join", traced, recording(tmp_path, FORWARD), "--out", page, "--force")[0] == 0
 

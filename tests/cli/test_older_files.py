@@ -40,7 +40,7 @@ def test_a_folder_of_an_older_run_is_a_trace(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "dsocr-callgraph-grouped.json").write_text("[]")
     code, out, _ = run("graph", tmp_path / "run", "--format", "text", "--verbose")
     assert code == 0
-    assert "Runtime: 1 image, 4 crops, decoder depth 4, as found in the structure." in out
+    assert "Runtime: 1 image, 4 crops, decoder depth 4, which the structure confirms." in out
 
 
 def test_compare_sets_two_dialects_side_by_side(run: Run) -> None:
@@ -57,7 +57,7 @@ def test_what_needs_ops_says_so_in_one_error(run: Run, words: list[str]) -> None
     code, out, err = run(words[0], TORCHLENS, *words[1:])
     assert (code, out) == (1, "")
     assert err.startswith("error: The trace holds no module calls.")
-    assert "graph and compare need no more than totals" in err
+    assert "only graph and compare can work with totals alone" in err
 
 
 @pytest.mark.parametrize("words", [["graph"], ["cost"], ["report"], ["compare", TORCHLENS]])

@@ -74,10 +74,19 @@ def test_a_word_alone_is_the_model(run: Run, tmp_path: Path) -> None:
     assert "run.folder=DIR" not in err
 
 
+def test_options_are_words_of_the_configuration(run: Run) -> None:
+    code, out, _ = run("profile", "--image", "page of 5.png", "--device", "rtx-5090", "--join", "--show-config")
+    assert code == 0
+    shown = yaml.safe_load(out)
+    assert shown["workload"]["image"] == "page of 5.png"
+    assert (shown["device"]["name"], shown["device"]["torch"]) == ("rtx-5090", "cuda")
+    assert (shown["profiler"]["join"], shown["profiler"]["nsight"]) == (True, "installed")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["model=unheard-of"], "No model named 'unheard-of'"),
+        (["model=unheard-of"], "There is no model named 'unheard-of'"),
         (["device=unheard-of"], "Could not find 'device/unheard-of'"),
         (["model=no/such/folder"], "There is no folder 'no/such/folder'"),
         (["model=got-ocr2", "model.folder=somewhere"], "got-ocr2 takes no model.folder"),
@@ -88,10 +97,12 @@ def test_a_word_alone_is_the_model(run: Run, tmp_path: Path) -> None:
         (["run.repeats=many"], "could not be converted to Integer"),
         (["run.repeats=0"], "run.repeats cannot be 0"),
         (["workload.crops=two"], "'two' is not a grid"),
-        (["profiler.nsight=vtune"], "known: none, nsys, ncu"),
+        (["profiler.nsight=vtune"], "known: none, nsys, ncu, installed"),
+        (["--join", "static_analysis=off"], "profiler.join needs the static analysis"),
+        (["--join", "profiler=off"], "profiler.join cannot be recorded"),
         (["model.weights=best"], "known: random, stored"),
         (["workload.image=nowhere.png"], "There is no page 'nowhere.png'"),
-        (["a b c"], "No model named 'a b c'"),
+        (["a b c"], "There is no model named 'a b c'"),
         (["~run.nothing"], "cannot be made"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -183,7 +194,7 @@ def test_a_run_that_cannot_be_configured_is_a_run_that_failed(
     assert code == 1
     assert "2 of 2 runs failed" in err
     assert "run.repeats cannot be 0" in err
-    assert f"with run.folder={tmp_path} measures only what is not finished" in err
+    assert f"with run.folder={tmp_path} measures only the unfinished runs" in err
     assert rows(out) == [["0", "failed"], ["1", "failed"]]
     assert "run.repeats cannot be -1" in (tmp_path / "1" / "failure.txt").read_text("utf-8")
 

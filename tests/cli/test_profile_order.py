@@ -124,7 +124,7 @@ def test_a_static_analysis_that_fails_is_a_line_of_the_report(
     monkeypatch.setattr(PageTraces, "memory", refuse)
     code, out, err = run("profile", *SMALL, NO_PROFILER, f"run.folder={folder}")
     assert code == 1
-    assert "static analysis failed; the times stand" in err
+    assert "static analysis failed; the measured times are valid" in err
     line = "Failed: static analysis; its figures are missing. The model cannot be traced. an op has no rule"
     assert line in (folder / "report.md").read_text("utf-8")
     assert line in metrics(folder)["notes"]
@@ -142,7 +142,7 @@ def test_an_outside_profiler_that_fails_leaves_the_times(
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     code, out, err = run("profile", *SMALL, NO_PROFILER, "profiler.nsight=nsys", f"run.folder={folder}")
     assert code == 1
-    assert "nsys failed; the times stand" in err
+    assert "nsys failed; the measured times are valid" in err
     assert "Failed: nsys; its figures are missing. nsys ended with 3. no driver" in metrics(folder)["notes"]
     assert "Time by stage" in out
 

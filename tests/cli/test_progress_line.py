@@ -20,7 +20,7 @@ from llm_perf_opt.core.run_lock import DOING, RunWatch, current_work
 from scripts.campaigns.file_kinds import small_module
 from scripts.campaigns.other_kinds import chrome_trace
 
-MARK = "  still at it after "
+MARK = "  still running ("
 Shown = Callable[[], tuple[str, str]]
 
 
@@ -40,7 +40,7 @@ def test_a_line_after_two_seconds_of_silence_and_not_before(capsys: pytest.Captu
         assert capsys.readouterr().err == "Tracing a, prefill ...\n"
         time.sleep(1.5)
     shown = capsys.readouterr()
-    assert shown.err.startswith(f"{MARK}2 s: Tracing a, prefill\n")
+    assert shown.err.startswith(f"{MARK}2 s): Tracing a, prefill\n")
     assert shown.err.count(MARK) == 1
     assert shown.out == ""
 
@@ -50,7 +50,7 @@ def test_a_step_that_is_done_is_not_what_is_being_done(hasty: None, capsys: pyte
         say("Asking fvcore ...")
         say("  4 stages in 90 ms")
         time.sleep(0.1)
-    assert f"{MARK}0 s: cost\n" in capsys.readouterr().err
+    assert f"{MARK}0 s): cost\n" in capsys.readouterr().err
 
 
 def test_the_next_line_comes_ten_seconds_later() -> None:

@@ -69,5 +69,5 @@ def test_a_model_without_torch_is_an_error_with_a_remedy() -> None:
     done = run(WITHOUT_TORCH + MAIN, "trace", "deepseek-ocr")
     assert (done.returncode, done.stdout) == (1, "")
     assert "torch is not installed" in done.stderr
-    assert "llm-perf-opt doctor" in done.stderr
+    assert "pip install 'llm-perf-opt[trace]'" in done.stderr
     assert "Traceback" not in done.stderr

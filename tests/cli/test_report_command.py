@@ -26,7 +26,7 @@ def test_a_trace_and_a_file_make_the_whole_report(run: Run, tmp_path: Path) -> N
     assert (code, out) == (0, "")
     assert f"Wrote {page}" in err
     text = page.read_text("utf-8")
-    for chapter in ("What runs?", "What does it cost?", "Does it fit?", "How fast is the code as written on"):
+    for chapter in ("What runs?", "What does it cost?", "Does it fit?", "How fast is the traced code on"):
         assert chapter in text
 
 
@@ -100,7 +100,7 @@ def test_an_option_that_a_trace_cannot_have_is_refused(
     assert run("trace", "stand-in", "--out", tmp_path / "run")[0] == 0
     code, out, err = run("report", tmp_path / "run", *words, *(["--out", tmp_path / "report.html"] if kept else []))
     assert (code, out) == (2, "")
-    assert f"A trace made earlier has no use for {words[0]}." in err
+    assert f"A saved trace does not take {words[0]}." in err
 
 
 def test_a_file_of_devices_needs_a_device(run: Run, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_file_of_devices_needs_a_device(run: Run, tmp_path: Path) -> None:
 
 CHAPTERS = [
     "What does it cost?",
-    "How fast is the code as written on NVIDIA H100 80GB SXM5?",
+    "How fast is the traced code on NVIDIA H100 80GB SXM5?",
     "Does it fit?",
     "What runs?",
 ]
@@ -165,9 +165,9 @@ def test_several_devices_stand_side_by_side_with_what_they_run(run: Run, tmp_pat
     _, by_device, deployment = made["tables"]
     assert [row["device"] for row in by_device["rows"]] == ["NVIDIA L4"] * 2 + ["NVIDIA H100 80GB SXM5"] * 2
     assert {row["fits"] for row in by_device["rows"]} == {"yes"}
-    told = {row["part"]: row["as_it_is_here"] for row in deployment["rows"]}
+    told = {row["part"]: row["value"] for row in deployment["rows"]}
     assert told["devices"] == "NVIDIA L4, NVIDIA H100 80GB SXM5"
-    assert told["execution"].startswith("fused: an engine")
+    assert told["execution"].startswith("engine kernels (fused, CUDA graphs)")
     assert told["plan"] == "one device"
     (fast,) = [chapter for chapter in made["chapters"] if chapter["title"] == "How fast are its ops, fused?"]
     assert [chapter["title"] for chapter in fast["chapters"]] == ["NVIDIA L4", "NVIDIA H100 80GB SXM5"]

@@ -28,7 +28,7 @@ def test_every_stage_has_a_bound_and_a_band(run: Run) -> None:
         keys = ("lower_bound_seconds", f"{source}low_seconds", f"{source}high_seconds")
         bound, low, high = (row[key] for key in keys)
         assert 0 <= bound <= low <= high  # type: ignore[operator]
-        assert row["bound_by"] in ("compute", "bandwidth", "launches")
+        assert row["bound_by"] in ("compute", "bandwidth", "kernel launches")
 
 
 def test_a_trace_made_earlier_is_predicted_alike(run: Run, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_an_option_that_a_trace_cannot_have_is_refused(run: Run, tmp_path: Path,
     run("trace", "stand-in", "--out", tmp_path)
     code, out, err = run("trace", tmp_path, "--device", "l4", *words)
     assert (code, out) == (2, "")
-    assert f"A trace made earlier has no use for {words[0]}." in err
+    assert f"A saved trace does not take {words[0]}." in err
 
 
 def test_a_trace_that_stopped_half_way_is_not_predicted(run: Run, tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_calibration_has_no_use_for_words_about_a_device(run: Run, words: tupl
 
 def test_an_engine_that_fuses_has_no_host_time(run: Run) -> None:
     _, out, _ = run("trace", "stand-in", "--device", "l4", "--execution", "fused", "--json")
-    assert {row["host_high_seconds"] for row in table(out, "Where the bound and the band come from")} == {0}
+    assert {row["host_high_seconds"] for row in table(out, "Where the lower bound, low and high come from")} == {0}
     _, eager, _ = run("trace", "stand-in", "--device", "l4", "--json")
-    assert 0 not in {row["host_high_seconds"] for row in table(eager, "Where the bound and the band come from")}
+    assert 0 not in {row["host_high_seconds"] for row in table(eager, "Where the lower bound, low and high come from")}
 
 
 @pytest.mark.parametrize(("device", "told"), [("a100", "form of: a100-pcie-40g"), ("Orin", "more than one device")])
@@ -118,7 +118,7 @@ def test_one_device_with_every_figure_and_its_sources(run: Run) -> None:
         419_000_000_000_000,
     )
     text = run("devices", "show", "a10g")[1]
-    assert "Not read in a source: peak_tflops_dense.fp32" in text
+    assert "No source confirms: peak_tflops_dense.fp32" in text
     assert "Disagrees: Lightning" in text
 
 
@@ -129,11 +129,12 @@ def test_the_template_reads_as_it_stands(run: Run) -> None:
 
 
 def test_a_measurement_corrects_the_times_and_says_so(run: Run) -> None:
-    code, out, _ = run("trace", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms")
+    code, out, _ = run("trace", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms", "--verbose")
     assert code == 0
     assert "Corrected by measurement" in out
-    assert "of TPOT" in out
-    assert "The band shrinks" in out
+    text = " ".join(out.split())
+    assert "head is multiplied by 300, from 1 measurement of TPOT" in text
+    assert "The band shrinks" in text
     _, plain, _ = run("trace", "stand-in", "--device", "h100-sxm", "--measured", "tpot=3ms", "--json")
     (row,) = table(plain, "What was measured")
     assert (row["time"], row["measured_seconds"]) == ("TPOT", 0.003)
@@ -157,7 +158,7 @@ def test_an_engine_needs_fused_execution_and_tables(run: Run) -> None:
     for others in (("--engine", "vllm"), ("--engine", "vllm", "--execution", "fused", "--rates", "data-sheet")):
         code, out, err = run("trace", "stand-in", "--device", "h100-sxm", *others)
         assert (code, out) == (2, "")
-        assert "--engine says whose measured kernels run" in err
+        assert "--engine names an engine with measured kernels" in err
 
 
 def test_tables_are_refused_where_none_comes_near_the_device(run: Run) -> None:
@@ -189,7 +190,7 @@ def test_the_list_says_whose_kernels_were_measured(run: Run) -> None:
 def test_a_verb_that_has_ended_says_in_one_line_what_to_type(run: Run, verb: str, place: str) -> None:
     code, out, err = run(verb, "stand-in", "--device", "l4")
     assert (code, out) == (2, "")
-    assert f"{verb} has ended. In its place: llm-perf-opt {place}" in err
+    assert f"{verb} was removed. Use llm-perf-opt {place}" in err
     assert err.count("\n") == 1
 
 

@@ -67,19 +67,29 @@ def test_doctor_names_an_untested_torch(run: Run, monkeypatch: pytest.MonkeyPatc
     code, out, _ = run("doctor", "--json")
     assert code == 0
     assert verdicts(out)["torch"] == "not tested; tested with 2.13"
-    assert any("pip install 'torch==2.13.*'" in note["text"] for note in json.loads(out)["notes"])
+    assert any("pip install 'llm-perf-opt[trace]'" in note["text"] for note in json.loads(out)["notes"])
 
 
 def test_doctor_fails_when_something_needed_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, torch=None)
+    pretend(monkeypatch, msgspec=None)
     code, out, _ = run("doctor")
     assert code == 1
     assert "missing" in out
-    assert "pip install 'torch==2.13.*'" in out
+    assert "pip install 'msgspec'" in out
+
+
+def test_doctor_without_torch_says_what_can_be_asked_and_how_to_trace(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, torch=None)
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "Saved traces and the models of the catalogue can be used" in out
+    assert "pip install 'llm-perf-opt[trace]'" in out
 
 
 def test_doctor_accepts_missing_extras_and_says_how_to_get_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch="2.13.0", transformers=None)
     code, out, _ = run("doctor")
     assert code == 0
-    assert "pip install 'llm-perf-opt[hf]'" in out
+    assert "pip install 'llm-perf-opt[trace]'" in out

@@ -46,7 +46,7 @@ def test_without_out_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
     code, _, err = run("trace", "stand-in")
     assert code == 0
     assert list(tmp_path.iterdir()) == []
-    assert "Nothing written" in err
+    assert "The trace was not saved" in err
 
 
 def test_json_holds_the_exact_flops(run: Run) -> None:

@@ -75,8 +75,8 @@ def test_the_options_reach_the_tracer(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--load-weights", "random"], "no use for --load-weights"),
-        (["--tracer", "hooks", "--routing", "one"], "no use for --routing"),
+        (["--load-weights", "random"], "does not take --load-weights"),
+        (["--tracer", "hooks", "--routing", "one"], "does not take --routing"),
         (["--tracer", "hoks"], "did you mean 'hooks'?"),
         (["--torchlens-picture", "layer"], "[MODULE=]FILE"),
         (["--torchlens-picture", "head=layer.txt:rolled"], "cannot be written as 'layer.txt'"),
@@ -97,14 +97,14 @@ def test_no_weights_are_what_weightless_has(run: Run) -> None:
 def test_strict_does_not_take_unknown_for_zero(run: Run) -> None:
     code, _, err = run("trace", "stand-in", "--tracer", "hooks", "--strict")
     assert code == 1
-    assert "The costs are not known" in err
+    assert "The costs are unknown" in err
 
 
 def test_nor_does_it_of_a_trace_made_earlier(run: Run, tmp_path: Path) -> None:
     assert run("trace", "stand-in", "--tracer", "hooks", "--out", tmp_path)[0] == 0
     code, out, err = run("cost", tmp_path, "--strict")
     assert code == 1
-    assert "counted says nothing of head (prefill)." in err
+    assert "counted has no figures for head (prefill)." in err
     assert "sees no ops" in out
 
 
@@ -146,5 +146,5 @@ def test_an_option_of_the_profiler_is_refused_by_other_tracers(run: Run, tracer:
         pytest.importorskip("torchlens", reason="the tracer needs it")
     code, out, err = run("trace", "stand-in", "--tracer", tracer, option)
     assert (code, out) == (2, "")
-    assert f"The tracer {tracer!r} has no use for {option}." in err
+    assert f"The tracer {tracer!r} does not take {option}." in err
     assert "an option of torch.profiler" in err

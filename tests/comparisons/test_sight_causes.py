@@ -192,5 +192,5 @@ def test_a_cause_is_registered_once() -> None:
 
 
 def test_the_documented_causes_are_the_registered_ones(request: pytest.FixtureRequest) -> None:
-    page = (request.config.rootpath / "docs" / "what-changed.md").read_text("utf-8")
+    page = (request.config.rootpath / "docs" / "start" / "what-changed.md").read_text("utf-8")
     assert [name for name in CAUSES if f"| `{name}` |" not in page] == []

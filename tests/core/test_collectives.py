@@ -58,7 +58,7 @@ def test_the_payload_is_the_larger_side() -> None:
         mutates=True,
     )
     found = collective_of(reduced), collective_of(gathered)
-    assert [(one.kind, one.payload_bytes, one.axis) for one in found if one is not None] == [
+    assert [(record.kind, record.payload_bytes, record.axis) for record in found if record is not None] == [
         (CollectiveKind.ALL_REDUCE, 64, None),
         (CollectiveKind.ALL_GATHER, 64, "fsdp"),
     ]

@@ -10,6 +10,7 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt as lpo
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError, in_python
 from llm_perf_opt.core.output_files import cannot_write
 from llm_perf_opt.core.protocols import PartialTrace
 from llm_perf_opt.sweeps.studies.one_writer import run_local
@@ -61,7 +62,9 @@ SAID = {"what": "It broke.", "why": "too thin", "fix": "take a thicker one"}
 ARGUMENTS: dict[str, Callable[[type], BaseException]] = {
     "core.errors.PerfOptError": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"], exit_code=3),
     "core.errors.BrokenBudgetError": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
+    "core.missing_packages.CannotRunError": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
     "core.errors.UsageError": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
+    "timing.step.step_table.UntimedKernels": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
     "core.work_limits.LimitReached": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
     "weightless.refusal.Refusal": lambda kind: kind(SAID["what"], why="too thin", fix=SAID["fix"]),
     "core.protocols.PartialTrace": lambda _: partial_trace(),
@@ -149,3 +152,43 @@ def test_ray_gives_the_error_back() -> None:
     ((_, error),) = run_on_ray(full_disk, ["a"], address=None, workers=1, task_memory_bytes=1)
     assert isinstance(error, PerfOptError)
     assert (error.what, error.why) == ("Cannot write a.", os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("flags", "keywords"),
+    [
+        ("leave --tracer, args and kwargs out", "leave tracer, args and kwargs out"),
+        ("add --force to replace what is there", "add force=True to replace what is there"),
+        ("use --load-weights random", 'use load_weights="random"'),
+        ("leave --weights out, or trace again", "leave weights out, or trace again"),
+        ("write --input 4000 --output 500", "write input=4000 decode_steps=500"),
+        ("add --plan FILE", "add plan=FILE"),
+        ("add --gpus l4,h100-sxm,h200-sxm", 'add gpus="l4,h100-sxm,h200-sxm"'),
+        ("add --devices: llm-perf-opt devices list", "add devices_file: llm-perf-opt devices list"),
+        ("llm-perf-opt trace DIR --out run/", "llm-perf-opt trace DIR --out run/"),
+        ("pip download --no-deps aisimulate", "pip download --no-deps aisimulate"),
+        ("models--Qwen--Qwen3 is a folder", "models--Qwen--Qwen3 is a folder"),
+    ],
+)
+def test_a_hint_in_python_names_keywords_and_keeps_commands(flags: str, keywords: str) -> None:
+    error = PerfOptError("It failed.", why="it cannot", fix=flags)
+    assert str(error) == f"It failed.\n  why: it cannot\n  fix: {keywords}"
+    assert error.fix == flags, "which the command prints"
+
+
+def test_no_hint_of_the_package_shows_a_flag_in_python_outside_a_command() -> None:
+    """Every text that an error outside `cli` is made of, with its fields left in braces."""
+    left = []
+    for file in sorted(Path(lpo.__file__).parent.rglob("*.py")):
+        if "cli" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg in ("fix", "why", "what"):
+                texts = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+                shown = in_python("".join(text for text in texts if isinstance(text, str)))
+                clauses = (clause for clause in re.split("[;:.] ", shown) if not re.search(COMMANDS, clause))
+                left += [f"{file.name}: {clause}" for clause in clauses if re.search(r"(?<![\w/-])--[a-z]", clause)]
+    assert left == []
+
+
+COMMANDS = r"llm-perf-opt|pip|vllm|ray|ncu|nsys|--print-units|--metrics|--save-detailed"

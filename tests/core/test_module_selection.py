@@ -60,7 +60,7 @@ def test_every_family_has_a_meaning_of_its_own() -> None:
 
 
 def test_the_page_lists_the_families_with_their_meanings() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reading-the-graph.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how" / "reading-the-graph.md").read_text(encoding="utf-8")
     rows = [f"| `{family.name}` | {family.meaning} | {'yes' if family.is_heavy else ''} |" for family in FAMILIES]
     assert [row for row in rows if row not in page] == []
 

@@ -27,7 +27,7 @@ class Pages(Workload):
 
 def test_a_declaration_says_everything_once() -> None:
     declared = Workload.options()
-    assert list(declared) == ["prompt_tokens", "decode_steps", "new_tokens", "batch", "dtype", "attention"]
+    assert list(declared) == ["prompt_tokens", "decode_steps", "new_tokens", "batch", "dtype", "autocast", "attention"]
     batch = declared["batch"]
     assert (batch.kind, batch.default, batch.at_least) == (int, 1, 1)
     assert declared["dtype"].choices == ("bfloat16", "float16", "float32")
@@ -118,5 +118,5 @@ def test_a_folder_of_a_model_that_is_known_here_takes_the_options_of_that_model(
 def test_a_deployment_is_declared_like_a_workload() -> None:
     assert list(Deployment.options()) == ["device", "weights", "cache"]
     assert Deployment.make(weights="fp8", cache=None) == Deployment(weights="fp8")
-    with pytest.raises(UsageError, match="'q4_k_m' is no weight format"):
+    with pytest.raises(UsageError, match="'q4_k_m' is not a weight format"):
         Deployment.make(weights="q4_k_m")

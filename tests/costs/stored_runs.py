@@ -26,7 +26,7 @@ TOKENS = {name: 1 + place for place, name in enumerate(WEIGHTS)}
 
 
 def mixture(phase: str = "prefill") -> CallGraph:
-    """Every weight takes part in one op; the second linear layer is cast first, so that its product reads a copy."""
+    """Every weight takes part in one op; the second linear layer is cast first, so that its matmul reads a copy."""
     run = CallGraphBuilder()
     run.module("", "Model", ("embed", "layers", "lm_head"), {})
     run.module("embed", "Embedding", (), {})
@@ -109,7 +109,7 @@ def stored(graph: CallGraph) -> dict[str, str]:
 
 def storage_bytes(graph: CallGraph, name: str) -> int:
     assert graph.storages is not None
-    return next(graph.storages.bytes[one.storage] for one in graph.parameters if one.name == name)
+    return next(graph.storages.bytes[parameter.storage] for parameter in graph.parameters if parameter.name == name)
 
 
 def operand_dtypes(graph: CallGraph) -> list[tuple[str, ...]]:

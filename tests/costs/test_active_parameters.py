@@ -1,4 +1,4 @@
-"""Weights that enter a product: followed through casts, counted once per forward, without idle experts."""
+"""Weights that enter a matmul: followed through casts, counted once per forward, without idle experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPERT = WIDTH * OUT
 Use = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def test_each_weight_of_a_product_counts_once_in_its_stage() -> None:
+def test_each_weight_of_a_matmul_counts_once_in_its_stage() -> None:
     """The encoder's weight is used twice; a norm multiplies nothing."""
     assert active_parameters(small_run()) == {"vision": 64, "prefill": 64}
 
@@ -114,7 +114,7 @@ def test_gathered_experts_count_once_however_often_they_are_used() -> None:
     assert active_in_stack(twice, 2) == 2 * EXPERT
 
 
-def test_a_product_over_the_whole_stack_uses_all_of_it() -> None:
+def test_a_matmul_over_the_whole_stack_uses_all_of_it() -> None:
     def batched(rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         return torch.einsum("ri,eio->ero", rows, experts)
 

@@ -20,7 +20,8 @@ def test_every_figure_of_a_source_is_in_the_file_and_held_against_the_others() -
     document = static_compute_json(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)
     (in_file,) = document["sources"]["closed-form"]
-    assert {name: in_file[name] for name in FIGURES} == figures
+    keys = {"parameters": "params", "active_parameters": "active_params"}
+    assert {name: in_file[keys.get(name, name)] for name in FIGURES} == figures
     found = {
         entry["figure"]: (entry["left_value"], entry["right_value"], entry["difference"], entry["cause"])
         for entry in document["ledger"]["figures"]

@@ -77,11 +77,11 @@ def test_an_op_without_a_price_is_listed_with_its_bound_and_not_in_the_sum() -> 
     assert costs.total.flops == 2 * PROJECT_FLOPS
     assert price_coverage(graph).unpriced == (hidden,)
     assert (price_coverage(graph).ops, price_coverage(graph).unpriced_ops) == (8, 1)
-    assert hidden.flops_bound == PROJECT_FLOPS  # one matrix product of these shapes
+    assert hidden.flops_bound == PROJECT_FLOPS  # one matmul of these shapes
 
 
 def test_a_stage_in_which_nothing_has_a_price_is_unknown_and_the_run_is_what_the_others_take() -> None:
-    """The decoder's one product has no price; its stage holds two activations more, which are no matrix work."""
+    """The decoder's one matmul has no price; its stage holds two activations more, which are no matrix work."""
     costs = stage_costs(small_run(with_unpriced=True))
     vision, prefill = costs.stages
     assert (vision.flops, prefill.flops, costs.total.flops) == (2 * PROJECT_FLOPS, None, 2 * PROJECT_FLOPS)

@@ -73,7 +73,8 @@ def test_a_completed_figure_is_isolated_and_marked_and_never_the_figure_of_a_sta
     assert static.flops is None
     document = static_compute_json(static, tool_version="0", memory=None)
     jsonschema.validate(document, SCHEMA)
-    assert (document["stages"][0]["isolated_flops"], document["stages"][0]["isolated_by"]) == (100, stage.isolated_by)
+    first = next(iter(document["stages"].values()))
+    assert (first["isolated_flops"], first["isolated_by"]) == (100, stage.isolated_by)
     (row,) = document["sources"]["fvcore"]
     assert (row["flops"], row["counted_macs"], row["completed_flops"]) == (None, 35, 100)
     assert row["completed_with"] == ["aten::sdpa"]
@@ -103,7 +104,10 @@ def test_a_source_that_left_something_out_is_no_figure_and_no_total() -> None:
         "flops_at_least": 10,
         "is_complete": False,
     }
-    assert [(stage["flops"], stage["is_complete"]) for stage in document["stages"]] == [(5, True), (None, False)]
+    assert [(stage["flops"], stage["is_complete"]) for stage in document["stages"].values()] == [
+        (5, True),
+        (None, False),
+    ]
     assert [(told["is_complete"], told["flops"], told["counted_flops"]) for told in document["sources"]["fvcore"]] == [
         (True, 5, 5),
         (False, None, 7),
@@ -114,11 +118,13 @@ def test_a_source_that_left_something_out_is_no_figure_and_no_total() -> None:
     ]
     assert document["sources"]["fvcore"][1]["left_out_ops"] == 1
     report = static_report(static)
-    totals, by_source, partial = report.tables[:3]
+    tables = {table.title: table for table in report.tables}
+    assert next(iter(tables)) == "Stages"
+    totals, by_source = tables["Totals"], tables["FLOPs by source"]
+    partial = tables["Sources that left something out"]
     cells = dict(zip((column.name for column in totals.columns), totals.rows[0], strict=True))
     assert (cells["FLOPs"], cells["FLOPs, at least"], cells["MACs"]) == (None, 10, None)
     assert by_source.rows == (("one", "fvcore", "", 5), ("two", "", "fvcore", None))
-    assert partial.title == "Sources that left something out"
     assert [cell for cell in partial.rows[0] if cell is not None] == [
         "two",
         "fvcore",
@@ -183,7 +189,7 @@ def test_a_stage_of_which_every_source_failed_makes_the_totals_unknown() -> None
     jsonschema.validate(document, SCHEMA)
     assert document["total"]["flops"] is None
     (stages,) = (table for table in static_report(static).tables if table.title == "Stages")
-    assert stages.footer == ("total", None, None, None, None)
+    assert stages.footer == ("total", None, None, None, None, None)
 
 
 def test_a_stage_that_another_source_or_the_trace_tells_the_phase_without_did_not_run() -> None:
@@ -212,7 +218,7 @@ def test_a_run_that_stopped_half_way_is_no_figure() -> None:
     assert ("counted", "decode", "decode") in {entry[:3] for entry in static.ledger.missing}
     warned = [note.text for note in static_report(static).notes if note.level is Level.WARNING]
     assert warned == [
-        "counted says nothing of decode (decode): the run stopped in decoder, and what follows is missing."
+        "counted has no figures for decode (decode): the run stopped in decoder, and what follows is missing."
     ]
 
 
@@ -247,7 +253,7 @@ def test_the_document_is_what_the_schema_says() -> None:
 
 def test_the_schema_refuses_what_is_not_in_it() -> None:
     document = static_compute_json(put_together(), tool_version="0", memory=None)
-    document["stages"][0]["flops"] = "many"
+    next(iter(document["stages"].values()))["flops"] = "many"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, SCHEMA)
 
@@ -261,7 +267,7 @@ def test_the_report_has_a_chapter_per_stage_and_tells_every_hole() -> None:
     report = static_report(static)
     assert [chapter.title for chapter in report.chapters] == ["vision (prefill)", "prefill"]
     (stages,) = (table for table in report.tables if table.title == "Stages")
-    assert len(stages.columns) == 5
+    assert len(stages.columns) == 6
     told = " ".join(note.text for note in report.notes)
     assert "vendor.fused.default has no price" in told
     assert "not installed" in told
@@ -271,4 +277,24 @@ def test_the_report_has_a_chapter_per_stage_and_tells_every_hole() -> None:
 def test_operators_carry_their_family_and_add_up_to_the_stage() -> None:
     for stage in put_together().stages:
         assert sum(operator.flops or 0 for operator in stage.operators) == stage.flops
-        assert {operator.family for operator in stage.operators} == {WorkFamily.PRODUCT}
+        assert {operator.family for operator in stage.operators} == {WorkFamily.MATMUL}
+
+
+def test_the_report_begins_with_shares_disagreements_and_the_largest_modules() -> None:
+    """Of the same stage two sources say 100 and a third 60: one row, with both names and 40 % of the stage."""
+    graph = small_run()
+    static = put_together(
+        *(other(name, "vision", 3 * STAGE_FLOPS["vision"]) for name in ("a", "b")),
+        other("c", "vision", STAGE_FLOPS["vision"]),
+        graph=graph,
+    )
+    stages, disagree, largest = static_report(static, [graph]).tables[:3]
+    assert [column.name for column in stages.columns][:4] == ["stage", "parameters", "FLOPs", "share"]
+    assert sum(row[3] or 0 for row in stages.rows) == pytest.approx(1)
+    assert disagree.title == "Where the sources disagree"
+    assert ("vision", "a, b - c", 2 * STAGE_FLOPS["vision"]) in [row[:3] for row in disagree.rows]
+    assert largest.title == "Largest modules"
+    flops = [row[3] for row in largest.rows]
+    assert flops == sorted(flops, reverse=True)
+    assert sum(row[4] for row in largest.rows) <= 1 + 1e-9
+    assert static_report(static).tables[2].title == "Totals"  # no trace, no modules

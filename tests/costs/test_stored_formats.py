@@ -48,7 +48,7 @@ def test_the_weight_its_memory_and_the_ops_that_read_it_say_the_format() -> None
 
 
 def test_ops_that_shared_a_kind_differ_where_one_of_their_weights_does() -> None:
-    """The clone's product and the first layer have the same shapes; only one of them reads the stored weight."""
+    """The clone's matmul and the first layer have the same shapes; only one of them reads the stored weight."""
     before = mixture()
     graph = store_weights(before, {"layers.0.q.weight": "fp8"})
     assert before.ops is not None and graph.ops is not None
@@ -69,14 +69,14 @@ def test_a_stack_is_grouped_along_its_inputs_whichever_way_it_is_kept() -> None:
     graph = store_weights(mixture(), dict.fromkeys(names, "int8-channel"))
     assert [stored(graph)[name] for name in names] == ["int8-channel.T", "int8-channel"]
     assert [storage_bytes(graph, name) for name in names] == [4 * (64 * 96 + 2 * 96), 4 * (64 * 96 + 2 * 64)]
-    products = [dtypes for dtypes in operand_dtypes(graph) if len(dtypes) == 2 and dtypes[1].startswith("int8")]
-    assert products == [("bfloat16", "int8-channel.T"), ("bfloat16", "int8-channel.T")]  # the second is a view
+    matmuls = [dtypes for dtypes in operand_dtypes(graph) if len(dtypes) == 2 and dtypes[1].startswith("int8")]
+    assert matmuls == [("bfloat16", "int8-channel.T"), ("bfloat16", "int8-channel.T")]  # the second is a view
 
 
 def test_a_view_of_a_weight_is_stored_as_the_weight_is() -> None:
     graph = store_weights(mixture(), {"layers.0.mlp.experts.down_proj": "mxfp4"})
-    transpose = next(one for one in graph.op_kinds if one.name == "aten.transpose.int")
-    assert ([one.dtype for one in transpose.inputs], [one.dtype for one in transpose.outputs]) == (
+    transpose = next(op_kind for op_kind in graph.op_kinds if op_kind.name == "aten.transpose.int")
+    assert ([one.dtype for one in transpose.inputs], [output.dtype for output in transpose.outputs]) == (
         ["mxfp4"],
         ["mxfp4.T"],
     )
@@ -164,7 +164,7 @@ def test_the_parts_of_a_composite_op_read_the_stored_weight() -> None:
     kinds = list(graph.op_kinds)
     kinds[row] = replace(kinds[row], name="aten.einsum.default", parts=(part,))
     changed = store_weights(replace(graph, op_kinds=tuple(kinds)), {"layers.0.up.weight": "fp8"})
-    composite = next(one for one in changed.op_kinds if one.name == "aten.einsum.default")
+    composite = next(op_kind for op_kind in changed.op_kinds if op_kind.name == "aten.einsum.default")
     assert [tensor.dtype for tensor in composite.parts[0].inputs] == ["bfloat16", "fp8.T"]
     assert [tensor.dtype for tensor in composite.parts[0].outputs] == ["bfloat16"]
 
@@ -192,7 +192,7 @@ def test_logits_ids_and_images_keep_their_type() -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "encode"])
 def test_a_run_that_does_not_decode_has_no_cache_to_store(phase: str) -> None:
-    with pytest.raises(UsageError, match="The cache of this run is not known"):
+    with pytest.raises(UsageError, match="This run has no KV cache that could be stored"):
         store_cache([made_decode(phase=phase)], "int8")
 
 
@@ -231,5 +231,5 @@ def test_a_sliding_window_is_a_cache_of_keys_and_values_though_it_does_not_grow(
     ],
 )
 def test_recurrent_states_are_no_keys_and_values(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match="The cache of this run is not known"):
+    with pytest.raises(UsageError, match="This run has no KV cache that could be stored"):
         store_cache([sliding(made_decode(), name=name, shape=shape)], "int8")

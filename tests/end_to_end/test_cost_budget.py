@@ -58,7 +58,7 @@ def test_the_whole_command_takes_at_most_a_minute_and_three_gigabytes(tmp_path: 
         if run.cpu_s < limit_s:
             break
     answer = json.loads((out / "static_compute.json").read_text(encoding="utf-8"))
-    assert answer["total"]["parameters"] == 3_336_106_240
+    assert answer["total"]["params"] == 3_336_106_240
     assert set(answer["sources"]) == {"counted", *SOURCES.names()} - {"vllm-estimate"}
     assert all(any(stage["flops"] or stage["bytes_moved"] for stage in told) for told in answer["sources"].values())
     assert run.cpu_s < limit_s

@@ -137,7 +137,7 @@ def test_arrows_show_the_way_of_an_image() -> None:
 
 def test_runtime_facts_agree_with_the_structure() -> None:
     caption = view_of("gundam", "prefill").caption
-    assert "Runtime: 1 image, 6 crops, decoder depth 12, as found in the structure." in caption
+    assert "Runtime: 1 image, 6 crops, decoder depth 12, which the structure confirms." in caption
 
 
 def test_base_mode_has_no_parfor_on_vision() -> None:
@@ -153,7 +153,7 @@ def test_decode_shows_no_vision_and_steps_in_turn() -> None:
     }
     assert {box.stage for box in all_boxes(view)} == {"decode"}
     assert not [box.path for box in all_boxes(view) if "sam_model" in box.path or "vision_model" in box.path]
-    assert any(line.startswith("Not run") and "model.sam_model" in line for line in view.caption)
+    assert any(line.startswith("These modules did not run") and "model.sam_model" in line for line in view.caption)
 
 
 def test_random_routing_leaves_the_families_whole() -> None:

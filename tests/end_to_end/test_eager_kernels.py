@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.eager_kernels.comparison import DEVICES, compared, durations
+from benchmarks.eager_kernels import DEVICES, compared, durations
 
 DATA = Path(__file__).parents[2] / "docs" / "data" / "eager_kernels.json"
 QUICK = ("timesformer-base", "vit-base-224", "qwen1.5-0.5b")
@@ -23,7 +23,7 @@ RUNS = [
 TIME_WITHIN = {"h100": 0.15, "mi300": 0.30}  # the MI300X has no tables of measured kernels
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("aiconfigurator_core", "duckdb")),
-    reason="products of the H100 are timed by measured tables: pip install 'llm-perf-opt[kernels]'",
+    reason="matmuls of the H100 are timed by measured tables: pip install 'llm-perf-opt[kernels]'",
 )
 
 
@@ -40,7 +40,7 @@ def test_the_heaviest_kernels_of_a_recording_are_those_of_the_trace() -> None:
     run = compared("h100", "vit-base-224", durations(DEVICES["h100"]))
     heavy = [row for row in run.rows if row.recorded_us > 0.01 * run.total("recorded_us")]
     assert [row.ours for row in heavy] == [row.recorded for row in heavy]
-    assert {row.key.word for row in heavy} >= {"product", "attention", "layer_norm", "gelu", "add", "convolution"}
+    assert {row.key.word for row in heavy} >= {"matmul", "attention", "layer_norm", "gelu", "add", "convolution"}
 
 
 def test_the_page_shows_all_recordings_within_their_limits() -> None:
@@ -56,7 +56,7 @@ def test_the_page_shows_all_recordings_within_their_limits() -> None:
 
 
 def test_deepseek_ocr_on_an_rtx_5090_lies_inside_its_bands() -> None:
-    from benchmarks.eager_kernels.__main__ import RECORDED_ON, measured_rows
+    from benchmarks.eager_kernels import RECORDED_ON, measured_rows
 
     rows = [row for row in measured_rows() if row["device"] == RECORDED_ON]
     assert [row["is_inside"] for row in rows] == [True] * 4

@@ -1,4 +1,4 @@
-"""The twelve jobs of docs/jobs.md: found from the help alone, done by at most two commands, and answered."""
+"""The twelve jobs of docs/start/jobs.md: found from the help alone, done by at most two commands, and answered."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from tests.breadth.tiny_models.model_case import TinyModel
 from tests.end_to_end.deepseek_ocr_runs import trace
 
 DOCS = Path(__file__).parents[2] / "docs"
-RECORD, PAGE = DOCS / "data" / "peak_memory.json", DOCS / "does-it-fit.md"
+RECORD, PAGE = DOCS / "data" / "peak_memory.json", DOCS / "evidence" / "memory.md"
 # Decoders, encoders, an encoder-decoder, mixtures of experts, recurrent ones, vision, vision-language, audio.
 SAMPLE = (
     "LlamaForCausalLM",
@@ -177,7 +177,7 @@ def test_the_page_shows_where_the_scores_outgrow_the_logits() -> None:
 @pytest.mark.slow
 def test_the_page_shows_whether_it_fits() -> None:
     """The table of the prediction for one device, from the commands at the top of the page."""
-    page = PAGE.read_text("utf-8")
+    page = (DOCS / "start" / "does-it-fit.md").read_text("utf-8")
     table = need_table(run_memory(full_size_run("eager")), find_device("rtx-4090"))
     shown = REPORTERS.get("text")().render(Report(title="", tables=(table,))).strip()
     assert shown in page

@@ -69,7 +69,7 @@ def machine(tmp_path: Path) -> tuple[Path, str]:
     """The device file of a calibrated processor, far faster than any there is, and its id."""
     ticks = {"rows": (1, 64), "columns": (640,), "depth": (640,)}
     tables = (
-        table("product", "float32", ticks, lambda rows, columns, depth: 2 * rows * columns * depth / 1e15),
+        table("matmul", "float32", ticks, lambda rows, columns, depth: 2 * rows * columns * depth / 1e15),
         table("copy", "float32", {"elements": (16,)}, lambda count: count * 1e-14),
     )
     device = measured_device(replace(calibration(*tables), threads=1))

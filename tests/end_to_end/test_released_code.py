@@ -76,7 +76,7 @@ def test_closed_forms_of_the_folder_are_the_count_of_its_own_code(run: str) -> N
     """FLOPs of every stage of both phases, to the last integer, and as many parameters."""
     crops = facts(f"callgraph-{run}.json")["workload"]["crops"]
     asked = workload("base" if run == "base" else "gundam", crops)
-    origin = Origin(name="released", adapter=FOLDERS.get("huggingface")(Path(str(FOLDER)), True), workload=asked)
+    origin = Origin(name="released", source=FOLDERS.get("huggingface")(Path(str(FOLDER)), True), workload=asked)
     answer = cost_of(origin, ("counted", "closed-form"))
     by_formula = {(stage.phase, stage.name): stage.by_method(Method.CLOSED_FORM) for stage in answer.stages}
     assert by_formula == {(stage.phase, stage.name): stage.by_method(Method.EXTRACTED) for stage in answer.stages}
@@ -87,7 +87,7 @@ def test_closed_forms_of_the_folder_are_the_count_of_its_own_code(run: str) -> N
 
 def test_fvcore_takes_the_released_code_as_a_whole_and_by_stage() -> None:
     asked = workload("base", None)
-    origin = Origin(name="released", adapter=FOLDERS.get("huggingface")(Path(str(FOLDER)), True), workload=asked)
+    origin = Origin(name="released", source=FOLDERS.get("huggingface")(Path(str(FOLDER)), True), workload=asked)
     answer = cost_of(origin, ("counted", "fvcore"))
     for whole in answer.whole_runs:
         assert whole.completed_flops == answer.static.phase_flops(whole.phase)

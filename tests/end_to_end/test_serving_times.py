@@ -21,9 +21,9 @@ MODELS = ("llama-3.1-8b", "gpt-oss-120b", "minimax-m2.5")
 
 def test_times_per_token_are_near_the_measured_ones() -> None:
     runs = [run for run in aggregated_runs() if run.model in MODELS][::5]
-    found = [one for one in judged(estimated(runs), request_fit()) if one.one.is_clean]
+    found = [record for record in judged(estimated(runs), request_fit()) if record.estimate.is_clean]
     assert len(found) > 80
-    assert not sum(one.one.step.unknown + one.one.prompt.unknown for one in found)
-    assert median(abs(one.tpot_error) for one in found) < 0.13
-    assert median(abs(one.ttft_error) for one in found) < 0.4
-    assert 0.65 < sum(one.holds() for one in found) / len(found) < 0.97
+    assert not sum(record.estimate.step.unknown + record.estimate.prompt.unknown for record in found)
+    assert median(abs(record.tpot_error) for record in found) < 0.13
+    assert median(abs(record.ttft_error) for record in found) < 0.4
+    assert 0.65 < sum(record.holds() for record in found) / len(found) < 0.97

@@ -30,7 +30,7 @@ LLAMA_REST = 2 * 128256 * 4096 + 65 * 4096
 
 def trace(folder: Path, **workload: int) -> tuple[CallGraph, ...]:
     asked = HuggingFaceWorkload(prompt_tokens=8, **workload)
-    return trace_origin(Origin(name=str(folder), adapter=find_adapter(str(folder)), workload=asked)).graphs
+    return trace_origin(Origin(name=str(folder), source=find_adapter(str(folder)), workload=asked)).graphs
 
 
 @cache
@@ -107,7 +107,7 @@ def test_a_20b_model_in_mxfp4_fits_a_card_of_24_gigabytes() -> None:
     assert weight_bytes("gpt-oss-20b") > find_device("rtx-4090").memory_bytes
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "weight-formats.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "weight-formats.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_if_on_a_model_equals_what_if_on_its_saved_trace(name: str, tmp_pat
     write_folder(tmp_path, MIXTRAL)
     wanted, adapter = Deployment(weights=name, cache="fp8"), find_adapter(str(tmp_path), False)
     workload = Workload(prompt_tokens=8)
-    plain = Origin(name="m", adapter=adapter, workload=workload)
+    plain = Origin(name="m", source=adapter, workload=workload)
     traced = trace_origin(replace(plain, deployment=wanted)).graphs
     saved = redeployed(trace_origin(plain).graphs, wanted)
     for one, other in zip(traced, saved, strict=True):

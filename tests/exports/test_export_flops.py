@@ -20,7 +20,7 @@ def linear(rows: int) -> OpKind:
     return kind("aten.linear.default", inputs, tensor(rows, 16))
 
 
-def product(rows: int) -> OpKind:
+def matmul(rows: int) -> OpKind:
     return kind("aten.mm.default", {"self": tensor(rows, 8), "mat2": tensor(8, 16)}, tensor(rows, 16))
 
 
@@ -50,7 +50,7 @@ def compared(traced: list[OpKind], exported: list[OpKind], **more: Any) -> PartF
 
 
 def test_other_names_with_the_same_flops_need_no_cause() -> None:
-    found = compared([linear(4)], [product(4)])
+    found = compared([linear(4)], [matmul(4)])
     assert (found.exported, found.traced, found.causes) == (ONE_LINEAR, ONE_LINEAR, ())
     assert found.is_explained
 
@@ -70,7 +70,7 @@ def test_another_shape_of_the_same_op_has_no_cause() -> None:
 
 
 def test_other_names_with_other_flops_are_no_decomposition() -> None:
-    found = compared([linear(4)], [product(5)])
+    found = compared([linear(4)], [matmul(5)])
     assert found.causes == (
         "no cause is known: only in the trace aten.linear.default with 1,024 FLOPs; "
         "only in the graph aten.mm.default with 1,280 FLOPs",
@@ -93,7 +93,7 @@ def test_an_op_without_a_price_does_not_explain_another_shape() -> None:
 
 
 def test_work_that_is_missing_in_the_graph_is_not_told_as_folded() -> None:
-    found = compared([linear(4), product(4)], [linear(4)])
+    found = compared([linear(4), matmul(4)], [linear(4)])
     assert found.causes == ("no cause is known: only in the trace aten.mm.default with 1,024 FLOPs",)
     assert not found.is_explained
 

@@ -24,7 +24,7 @@ GLOBAL_VIEW_FLOPS = 1_139_967_033_344
 
 @cache
 def run() -> ExportAnswer:
-    origin = Origin(name="deepseek-ocr", adapter=DeepSeekOcrAdapter(), workload=WORKLOAD)
+    origin = Origin(name="deepseek-ocr", source=DeepSeekOcrAdapter(), workload=WORKLOAD)
     return export_parts(origin, STATIC, checks=("export",))
 
 

@@ -42,7 +42,7 @@ def test_a_file_has_its_weights_as_inputs_and_no_values() -> None:
     assert sorted(map(tuple, shapes.values())) == [(16, 32), (16, 32), (32, 16), (36, 32)]
 
 
-def test_a_grouped_product_is_named_as_what_onnx_lacks() -> None:
+def test_a_grouped_matmul_is_named_as_what_onnx_lacks() -> None:
     outcome = examined("moe-layer-grouped", Check.ONNX).outcome(Check.ONNX)
     assert (outcome.verdict, outcome.operator) == (Verdict.FAILED, "aten._grouped_mm.default")
     assert outcome.remedy == "export instead: moe-layer-all-experts"

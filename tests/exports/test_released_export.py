@@ -31,7 +31,7 @@ pytestmark = [
 def run(code: str) -> ExportAnswer:
     adapter = DeepSeekOcrAdapter() if code == "ours" else FOLDERS.get("huggingface")(Path(str(FOLDER)), True)
     workload = DeepSeekOcrWorkload(crops=(2, 3), prompt_tokens=9, dtype="float32")
-    return export_parts(Origin(name=code, adapter=adapter, workload=workload), checks=("export",))
+    return export_parts(Origin(name=code, source=adapter, workload=workload), checks=("export",))
 
 
 def test_the_same_parts_export() -> None:

@@ -15,7 +15,7 @@ from tests.exports.tiny_lab import ADAPTER, FAILING, PARTS, STATIC, WORKLOAD, ex
 
 @cache
 def run() -> ExportAnswer:
-    return export_parts(Origin(name="tiny", adapter=ADAPTER, workload=WORKLOAD), checks=("export",))
+    return export_parts(Origin(name="tiny", source=ADAPTER, workload=WORKLOAD), checks=("export",))
 
 
 def part(name: str) -> PartOutcome:

@@ -27,7 +27,7 @@ def benchmark() -> ModuleType:
 
 
 def test_the_page_is_made_from_the_data(benchmark: ModuleType) -> None:
-    assert benchmark.section(DATA) in (ROOT / "docs" / "what-exports.md").read_text()
+    assert benchmark.section(DATA) in (ROOT / "docs" / "evidence" / "what-exports.md").read_text()
 
 
 def test_a_report_is_named_after_its_model() -> None:

@@ -78,7 +78,7 @@ def test_every_format_shows_the_lines_of_another_tool_or_says_where_they_are(nam
         return
     assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text) == []
     if name == "csv":
-        assert "3 lines, which the other formats hold" in text
+        assert "3 lines, which the other formats have" in text
     else:
         shown = html.unescape(text).splitlines()
         assert any(line.endswith("| model | #flops |") for line in shown)

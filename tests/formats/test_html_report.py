@@ -177,7 +177,7 @@ def test_a_report_without_chapters_lists_its_tables_and_charts() -> None:
 def test_every_chart_has_its_numbers_beside_it() -> None:
     page = render(full_report())
     assert page.count("<summary>The numbers</summary>") == page.count('<figure class="card chart"') == 8
-    assert page.count("Every point is in the formats json and csv.") == 2
+    assert page.count("The formats json and csv have every point.") == 2
 
 
 def test_the_files_of_the_page_hold_one_idea_each_and_write_no_markup() -> None:

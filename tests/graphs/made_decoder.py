@@ -24,7 +24,7 @@ CLASSES = {
 
 
 def decoder(stages: tuple[tuple[str, tuple[str, ...]], ...] = (("vision", ("tower",)),)) -> CallGraph:
-    """A tower with one product; three layers of norm, attention and a feed-forward part, each leaf one product."""
+    """A tower with one matmul; three layers of norm, attention and a feed-forward part, each leaf one matmul."""
 
     def forward(run: MadeRun, token: Token) -> Token:
         token = run.call("tower", token, lambda inner: run.call("tower.proj", inner))

@@ -37,7 +37,7 @@ def test_what_is_left_out_stands_by_stage_in_the_box_around_it() -> None:
     assert [(box.label, box.calls, box.figures.flops) for box in left_out(view)] == [
         ("left out: 3 modules of prefill", 3, 3 * PROJECT_FLOPS),  # q, in each attention
         ("left out: 12 modules of prefill", 12, 9 * PROJECT_FLOPS),  # norm, mlp, up, act in each layer
-        ("left out: 2 modules of vision", 2, PROJECT_FLOPS),  # the tower and its product
+        ("left out: 2 modules of vision", 2, PROJECT_FLOPS),  # the tower and its matmul
     ]
     assert set(left_out(view)[2].members) == {"tower", "tower.proj"}
 
@@ -45,15 +45,15 @@ def test_what_is_left_out_stands_by_stage_in_the_box_around_it() -> None:
 def test_the_caption_counts_what_is_left_out() -> None:
     caption = group(decoder(), only="attention,head").caption
     assert caption[0] == "8 modules and 8 of 25 calls in 4 boxes, 4 of them shown."
-    assert caption[1] == (  # 13 of 14 products
-        "Only attention, head, with the boxes around. Left out: 17 modules, 17 calls, 92.9 % of FLOPs; "
-        "boxes named left out hold them."
+    assert caption[1] == (  # 13 of 14 matmuls
+        "Only attention, head, with the boxes around it. Left out: 17 modules, 17 calls, 92.9 % of FLOPs; "
+        "they are in the boxes named left out."
     )
 
 
 def test_nothing_left_out_is_said_too() -> None:
     caption = group(decoder(), min_share="0%").caption
-    assert caption[1] == "Only at least 0 % of FLOPs: that is all there is, nothing is left out."
+    assert caption[1] == "Only at least 0 % of FLOPs: that is everything, so nothing is left out."
 
 
 @pytest.mark.parametrize("metric", list(Metric))
@@ -95,7 +95,7 @@ def test_a_share_of_what_is_not_known_is_refused() -> None:
 
     graph = decoder()
     bare = replace(graph, ops=None, op_kinds=(), storages=None, calls=None, op_call_counts={}, coverage=None)
-    with pytest.raises(UsageError, match="FLOPs of this trace are not known"):
+    with pytest.raises(UsageError, match="FLOPs of this trace are unknown"):
         group(bare, min_share="1%")
     assert group(bare, min_share="10%", metric="calls").roots
 

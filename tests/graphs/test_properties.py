@@ -88,7 +88,7 @@ def test_a_focus_shows_a_part_and_counts_nothing_twice(graph: CallGraph, data: s
 
 @st.composite
 def layers(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
-    """Structure, FLOPs in matrix products, and whether it runs, of each layer of a stack."""
+    """Structure, FLOPs in matmuls, and whether it runs, of each layer of a stack."""
     layer = st.tuples(st.integers(0, 1), st.integers(1, 2), st.integers(0, 4).map(bool))
     return [*draw(st.lists(layer, max_size=6)), (0, 1, True)]
 
@@ -104,14 +104,14 @@ def test_a_stack_of_layers_is_parted_by_structure_and_gaps_stay_in(
 
     def forward(run: MadeRun, x: Token) -> Token:
         last = x
-        for number, (_, products, runs) in enumerate(stack):
+        for number, (_, matmuls, runs) in enumerate(stack):
             if runs:
-                last = run.call(f"layers.{number}", last if is_chain else x, body(run, number, products))
+                last = run.call(f"layers.{number}", last if is_chain else x, body(run, number, matmuls))
         return last
 
-    def body(run: MadeRun, number: int, products: int) -> Body:
+    def body(run: MadeRun, number: int, matmuls: int) -> Body:
         def part(token: Token) -> Token:
-            for _ in range(products):
+            for _ in range(matmuls):
                 token = run.op(PROJECT, token, token)
             return token
 
@@ -126,7 +126,7 @@ def test_a_stack_of_layers_is_parted_by_structure_and_gaps_stay_in(
 
 
 def expected_families(stack: list[tuple[int, int, bool]], is_chain: bool) -> dict[frozenset[int], str]:
-    """By the rules of `docs/reading-the-graph.md`, worked out without any data flow."""
+    """By the rules of `docs/how/reading-the-graph.md`, worked out without any data flow."""
     families: dict[int, list[int]] = {}
     for number, (structure, _, runs) in enumerate(stack):
         if runs:

@@ -120,13 +120,13 @@ def test_repeated_use_of_one_instance_is_a_parfor_over_calls() -> None:
     assert tower.loops == (BoxLoop(kind=LoopKind.PARFOR, count=2, over="calls"),)
     assert layers.loops == (BoxLoop(kind=LoopKind.FOR, count=3),)
     assert (layers.instances, layers.calls_per_instance, layers.calls) == (3, (2,), 6)
-    assert not any("each use fed" in line for line in view.caption)
+    assert not any("each use feeds" in line for line in view.caption)
 
 
 def test_uses_that_feed_each_other_are_named_in_the_caption() -> None:
     view = group(made({"cell": "Linear"}, lambda run, x: run.chain(["cell"] * 3, x)))
     assert drawn(view) == {"Linear @ cell": "parfor 3"}
-    assert "Used several times by one caller, each use fed by an earlier one: cell." in view.caption
+    assert "One caller uses these several times, and each use feeds the next: cell." in view.caption
 
 
 def test_leaves_in_roles_are_told_by_name() -> None:

@@ -59,7 +59,7 @@ def test_figures_are_those_of_the_module_costs() -> None:
     assert box_at(view, "encoder").own.bytes_moved == costs.by_path["encoder"].own.bytes_moved
     assert view.totals.flops == costs.by_path[""].inclusive.flops + costs.outside.flops
     assert view.totals.unpriced_ops == 1
-    assert "Warning: 1 ops have no price and are in no total." in view.caption
+    assert "Warning: 1 ops have no price and are left out of every total." in view.caption
 
 
 def test_what_has_no_price_is_unknown_and_what_holds_it_is_a_lower_bound() -> None:
@@ -84,7 +84,10 @@ def test_a_run_of_which_no_op_has_a_price_has_no_figure_at_all() -> None:
     view = group(replace(graph, op_kinds=nameless, storages=no_memory))
     for figures in (view.totals, *(box.figures for box in boxes(view) if box.own.unpriced_ops)):
         assert (figures.flops, figures.macs, figures.bytes_moved, figures.activation_bytes) == (None,) * 4
-    assert "Outside any module, in the totals and in no box: 1 ops, FLOPs unknown, bytes unknown." in view.caption
+    assert (
+        "Some work is outside any module; it is in the totals but in no box: 1 ops, FLOPs unknown, bytes unknown."
+        in view.caption
+    )
 
 
 def test_a_shared_module_stands_under_each_caller_with_what_it_did_there() -> None:
@@ -144,7 +147,7 @@ def test_forwards_of_the_whole_model_that_feed_each_other_are_a_for_over_calls()
     view = group(steps(feeding=True))
     assert view.roots[0].loops == (BoxLoop(kind=LoopKind.FOR, count=3, over="calls"),)
     assert (view.roots[0].instances, view.roots[0].calls) == (1, 3)
-    assert "Runtime: 3 decode steps, as found in the structure." in view.caption
+    assert "Runtime: 3 decode steps, which the structure confirms." in view.caption
     assert group(steps(feeding=False)).roots[0].loops == (BoxLoop(kind=LoopKind.PARFOR, count=3, over="calls"),)
 
 
@@ -152,7 +155,7 @@ def test_what_did_not_run_is_in_the_totals_and_in_no_box() -> None:
     view = group(stack_graph())
     assert view.totals.parameters == 7 * 64
     assert view.roots[0].figures.parameters == 6 * 64
-    assert "Not run, in the totals and in no box: 64 parameters of idle." in view.caption
+    assert "These modules did not run; their 64 parameters are in the totals but in no box: idle." in view.caption
 
 
 def test_arrows_follow_the_tensors() -> None:
@@ -215,15 +218,15 @@ RUNTIME = {"images": 1, "crops_per_image": [6], "decoder_depth": 3, "decode_step
 
 def test_runtime_facts_that_agree() -> None:
     view = group(stack_graph(runtime=RUNTIME))
-    assert view.caption[1] == "Runtime: 1 image, 6 crops, decoder depth 3, as found in the structure."
+    assert view.caption[1] == "Runtime: 1 image, 6 crops, decoder depth 3, which the structure confirms."
 
 
 @pytest.mark.parametrize(
     ("change", "stages", "told"),
     [
-        ({"decoder_depth": 4}, [], "the decoder is said to have 4 layers in series, and no chain is that long"),
+        ({"decoder_depth": 4}, [], "the decoder should have 4 layers in series, but no chain is that long"),
         ({"decode_steps": 2}, [], "2 decode steps should call the model as often; it was called 1 time"),
-        ({}, [("vision", ("embed",))], "vision (embed) ran 1 time; the images and crops make 2"),
+        ({}, [("vision", ("embed",))], "vision (embed) ran 1 time, but the images and crops need 2"),
     ],
 )
 def test_runtime_facts_that_disagree(change: dict[str, int], stages: list[object], told: str) -> None:
@@ -245,7 +248,7 @@ def test_a_file_with_edges_alone_shows_families_and_reads_their_loops_from_names
         "? @ layers.[0-2].down": "",
     }
     assert view.totals.flops is view.totals.parameters is view.roots[0].figures.flops is None
-    assert any("no data flow: for and parfor are read from names" in line for line in view.caption)
+    assert any("no data flow, so for and parfor are guessed from names" in line for line in view.caption)
 
 
 def test_a_file_with_edges_alone_still_knows_repeated_use() -> None:

@@ -35,5 +35,5 @@ def test_a_file_that_ends_with_the_brace_of_an_event_is_refused(recorded: bytes,
     braces = [place + 1 for place, byte in enumerate(recorded[:-1].rstrip()[:-1]) if byte == ord("}")]
     assert len(braces) > 5
     for size in [*braces, 0, len(recorded) - 2]:
-        with pytest.raises(PerfOptError, match="no whole file"), exported_trace(cut_to(recorded, size), tmp_path):
+        with pytest.raises(PerfOptError, match="an incomplete file"), exported_trace(cut_to(recorded, size), tmp_path):
             pass

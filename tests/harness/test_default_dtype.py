@@ -60,7 +60,7 @@ MADE: dict[str, Callable[[], Tensor]] = {
     "buffer": lambda: nn.BatchNorm2d(3).running_var,  # type: ignore[dict-item,return-value]
     "a quotient": lambda: torch.arange(4) / 3,
     "a logarithm": lambda: torch.log(torch.arange(1, 4)),
-    "a product": lambda: torch.arange(4) * 0.5,
+    "a matmul": lambda: torch.arange(4) * 0.5,
     "a power": lambda: 10000.0 ** (torch.arange(4) / 4),
     "converted": lambda: torch.arange(4).float() / 3,
     "converted by name": lambda: torch.arange(4).to(torch.float32),

@@ -71,6 +71,6 @@ def test_a_replica_is_a_world_of_its_own() -> None:
 
 def test_what_other_ranks_would_say_is_looked_up_by_kind_and_shape() -> None:
     world = FakeWorld(ParallelPlan(pp=2))
-    world.told[CollectiveKind.BROADCAST, (3,)] = (1, 1, 32_000)
+    world.announced[CollectiveKind.BROADCAST, (3,)] = (1, 1, 32_000)
     assert world.integers(CollectiveKind.BROADCAST, (3,)) == (1, 1, 32_000)
     assert world.integers(CollectiveKind.BROADCAST, (2,)) is None

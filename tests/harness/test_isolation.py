@@ -37,7 +37,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Three layers of one size and one of another, a tower before them, and a product of its own after them."""
+    """Three layers of one size and one of another, a tower before them, and a matmul of its own after them."""
 
     def __init__(self, *, multiplies: bool = False) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ def test_a_call_inside_a_wanted_call_is_part_of_it() -> None:
 
 def test_what_ran_in_no_piece_is_kept_with_its_stage() -> None:
     isolation = cut_apart(stack(multiplies=True, stages=TOWER), LAYERS, Engine())
-    products = [op for op in isolation.loose if "linear" in str(op.func) or "matmul" in str(op.func)]
-    assert [(op.stage, op.calls) for op in products] == [("tower", 1), ("forward", 1)]
+    matmuls = [op for op in isolation.loose if "linear" in str(op.func) or "matmul" in str(op.func)]
+    assert [(op.stage, op.calls) for op in matmuls] == [("tower", 1), ("forward", 1)]
 
 
 def test_isolated_calls_run_by_themselves() -> None:
@@ -102,7 +102,7 @@ def test_isolated_calls_run_by_themselves() -> None:
     [
         (stack(), ("tower", *LAYERS)),
         (stack(stages=TOWER), ("tower", *LAYERS)),
-        (stack(multiplies=True), ("",)),  # cutting it into layers would leave its own product out
+        (stack(multiplies=True), ("",)),  # cutting it into layers would leave its own matmul out
         (stack(multiplies=True, stages=TOWER), ("tower", *LAYERS)),  # but stages must be told apart
     ],
 )

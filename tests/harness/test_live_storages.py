@@ -58,7 +58,7 @@ def test_what_a_phase_was_given_counts_until_it_is_gone() -> None:
 
 
 def test_temporaries_inside_a_composite_op_are_seen() -> None:
-    """The product of a stack of matrices with a transposed one copies the transposed one first."""
+    """The matmul of a stack of matrices with a transposed one copies the transposed one first."""
     left, right = torch.zeros(2, 3, 10, 10), torch.zeros(10, 3, 2, 10).permute(2, 1, 0, 3)
     with LiveStorages() as live:
         left @ right

@@ -26,7 +26,7 @@ ALL = ProfilerOptions(with_stack=True, with_modules=True, profile_memory=True)
 
 
 class Feeds(nn.Module):
-    """Two products and a gate: each op stands in a line of its own."""
+    """Two matmuls and a gate: each op stands in a line of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,13 +109,13 @@ def test_memory_is_what_the_shapes_say(tmp_path: Path) -> None:
     (mm, _) = ops_in(tmp_path / "prefill.chrome-trace.json", "aten::mm")
     (linear, _) = ops_in(tmp_path / "prefill.chrome-trace.json", "aten::linear")
     assert mm["Self allocated bytes"] == 4 * TOKENS * INNER
-    assert linear["Self allocated bytes"] == 0  # the product inside it allocates
+    assert linear["Self allocated bytes"] == 0  # the matmul inside it allocates
 
 
 def by_operator(found: tuple[OperatorTime, ...]) -> Counter[tuple[str, str]]:
     calls: Counter[tuple[str, str]] = Counter()
-    for one in found:
-        calls[one.stage, one.operator] += one.calls
+    for record in found:
+        calls[record.stage, record.operator] += record.calls
     return calls
 
 
@@ -127,11 +127,11 @@ def test_the_operator_table_splits_by_line_and_module_and_loses_no_call(tmp_path
     found = runs.operators(page, tmp_path / "all.json", modules=False, options=ALL)
     assert by_operator(found) == by_operator(plain)
     assert len(found) > len(plain)
-    products = [one for one in found if (one.stage, one.operator) == ("decode", "aten::linear")]
-    heads = [one for one in products if one.module == "lm_head"]
-    assert [(one.calls, one.source) for one in heads] == [(1, heads[0].source)]
+    matmuls = [record for record in found if (record.stage, record.operator) == ("decode", "aten::linear")]
+    heads = [matmul for matmul in matmuls if matmul.module == "lm_head"]
+    assert [(head.calls, head.source) for head in heads] == [(1, heads[0].source)]
     assert heads[0].source is not None and heads[0].source.startswith("blueprint.py:")
-    conv = [one for one in found if one.operator == "aten::mkldnn_convolution"]
+    conv = [record for record in found if record.operator == "aten::mkldnn_convolution"]
     assert all(one.self_allocated_bytes for one in conv)
 
 
@@ -142,5 +142,5 @@ def test_each_option_records_its_own_column(tmp_path: Path, option: str) -> None
         twin_page(max_new_tokens=1), tmp_path / "trace.json", modules=False, options=options
     )
     columns = {"with_stack": "source", "with_modules": "module", "profile_memory": "self_allocated_bytes"}
-    known = {name for name in columns.values() if any(getattr(one, name) is not None for one in found)}
+    known = {name for name in columns.values() if any(getattr(record, name) is not None for record in found)}
     assert known == {columns[option]}

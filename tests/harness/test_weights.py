@@ -196,7 +196,7 @@ def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
     with pytest.raises(PerfOptError, match="has the wrong shape") as refused:
         load_weights(nn.Linear(2, 2, bias=False), tmp_path)
-    assert refused.value.why == "it is [2, 3] there and [2, 2] in the model"
+    assert refused.value.why == "the file has [2, 3], and the model [2, 2]"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff" * 64])
@@ -251,7 +251,7 @@ def indexed(folder: Path, name: str) -> Path:
 def test_an_index_cannot_name_what_is_not_in_its_folder(tmp_path: Path, name: str) -> None:
     save_file({"weight": torch.ones(2, 2)}, tmp_path / "secret.safetensors")
     folder = indexed(tmp_path / "model", name)
-    with pytest.raises(UsageError, match="no index of weights") as refusal:
+    with pytest.raises(UsageError, match="is not a valid index of weights") as refusal:
         load_weights(nn.Linear(2, 2, bias=False), folder)
     assert "which is no file of its own folder" in refusal.value.why
 
@@ -285,7 +285,7 @@ def test_whole_numbers_are_no_float_weights(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(2, 2, dtype=torch.int32)}, tmp_path / "model.safetensors")
     with pytest.raises(PerfOptError, match="wrong type") as refusal:
         load_weights(nn.Linear(2, 2, bias=False), tmp_path)
-    assert refusal.value.why == "it is int32 there and float32 in the model"
+    assert refusal.value.why == "the file has int32, and the model float32"
 
 
 @pytest.mark.parametrize("has_index", [False, True])

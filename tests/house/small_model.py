@@ -1,4 +1,4 @@
-"""A model of two products without bias, so that a rule of thumb is exact on it."""
+"""A model of two matmuls without bias, so that a rule of thumb is exact on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = 7
 class SmallAdapter:
     """One phase; every token passes both layers once."""
 
-    title = "two products"
+    title = "two matmuls"
 
     def targets(self, workload: Workload) -> tuple[Target, ...]:
         def build() -> torch.nn.Module:

@@ -33,7 +33,7 @@ import json, os
 from scripts.campaigns.bounded_work import OPS, ROW, Case, bounded
 print(json.dumps(bounded(Case(row=ROW[2], name="made", run=lambda: os._exit(9), option=OPS))))
 """
-GOOD = "error: 10 ops are reached.\n  why: the limit; stopped in module a of b, decode, after 1 s\n  fix: --max-ops 100"
+GOOD = "error: 10 ops are reached.\n  why: the limit; stopped in module a of b, decode, after 1 s\n  fix: max_ops=100"
 
 
 def made(run: Callable[[], str], option: str | None = OPS, *, is_stopped: bool = True) -> Case:
@@ -100,7 +100,7 @@ def test_a_process_that_dies_is_found() -> None:
     [
         (GOOD, ""),
         ("Traceback (most recent call last):", "no message"),
-        (GOOD.replace("--max-ops", "less"), "the fix does not name --max-ops"),
+        (GOOD.replace("max_ops=", "less"), "the fix does not name max_ops="),
         (GOOD.replace("stopped in", "it was in"), "does not say what was being done"),
     ],
 )

@@ -38,7 +38,7 @@ def test_every_plugin_is_documented(registry: object) -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_has_a_page_that_names_every_option(verb: str) -> None:
-    page = (ROOT / "docs" / "cli" / f"{verb}.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "cli" / f"{verb}.md").read_text("utf-8")
     options = [name for parameter in VERBS[verb].params for name in parameter.opts if name.startswith("--")]
     assert [name for name in options if name not in page] == []
 
@@ -54,9 +54,9 @@ def test_the_pages_show_commands_at_all() -> None:
 
 
 SCHEMAS = {
-    "callgraph-file.md": "core/callgraph/schema.json",
-    "static-compute-file.md": "costs/static_compute.schema.json",
-    "function-file.md": "sweeps/function/files/function.schema.json",
+    "reference/callgraph-file.md": "core/callgraph/schema.json",
+    "reference/static-compute-file.md": "costs/static_compute.schema.json",
+    "reference/function-file.md": "sweeps/function/files/function.schema.json",
 }
 
 
@@ -68,12 +68,16 @@ def test_the_page_on_a_file_names_every_key_of_its_schema(page_name: str) -> Non
 
 
 def test_the_page_on_costs_names_every_cause_of_the_ledger() -> None:
-    page = (ROOT / "docs" / "what-does-it-cost.md").read_text("utf-8")
+    page = (ROOT / "docs" / "start" / "what-does-it-cost.md").read_text("utf-8")
     assert [cause for cause in CAUSES if f"`{cause}`" not in page] == []
 
 
-OLDER_NAMES = re.findall(r"^\| (`.*?`) \| (`.*?`) \|", (ROOT / "docs" / "older-names.md").read_text("utf-8"), re.M)
-KEYS = json.loads((ROOT / "src" / "llm_perf_opt" / SCHEMAS["callgraph-file.md"]).read_text("utf-8"))["properties"]
+OLDER_NAMES = re.findall(
+    r"^\| (`.*?`) \| (`.*?`) \|", (ROOT / "docs" / "reference" / "older-names.md").read_text("utf-8"), re.M
+)
+KEYS = json.loads((ROOT / "src" / "llm_perf_opt" / SCHEMAS["reference/callgraph-file.md"]).read_text("utf-8"))[
+    "properties"
+]
 
 
 def is_python(name: str) -> bool:
@@ -106,10 +110,10 @@ def test_every_older_name_leads_to_something_that_exists(older: str, now: str) -
 
 
 def test_what_is_gone_leads_nowhere() -> None:
-    assert not leads_somewhere("llm_perf_opt.runners.dsocr_session")
+    assert not leads_somewhere("llm_perf_opt.runners.nothing")
     assert not leads_somewhere("llm_perf_opt.core.callgraph.CallGraph.nothing")
     assert not leads_somewhere("nothing.md")
 
 
 def test_the_page_of_older_names_has_them_all() -> None:
-    assert len(OLDER_NAMES) == 44
+    assert len(OLDER_NAMES) == 46

@@ -24,7 +24,7 @@ READ_CALLS = {
 READ_NAMES = {"environ", "stdin"}  # of os and of sys
 WRITE_METHODS = {"write_text", "write_bytes", "pipe_file"}
 WRITE_CALLS = {"write_whole", "write_together", "write_result", "move_whole", "np.save", "torch.save"}
-OWN_WRITERS = {"kept.write_text", "folder.write_text", "self.write_text"}  # of a run folder, which is one itself
+OWN_WRITERS = {"run_folder.write_text", "folder.write_text", "self.write_text"}  # of a run folder, which is one itself
 
 
 def places(source: str, acts: Callable[[ast.AST], bool]) -> Iterator[str]:

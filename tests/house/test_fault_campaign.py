@@ -112,7 +112,7 @@ def test_a_leak_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_campaign_of_the_page_is_found_in_a_file() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reliability.md"
+    page = Path(__file__).parents[2] / "docs" / "evidence" / "reliability.md"
     assert set(fault_campaign.names()) == set(fault_campaign.lines_on(page))
     for name, stem in fault_campaign.homes().items():
         assert f"def campaign_{name}(" in (fault_campaign.CAMPAIGNS / f"{stem}.py").read_text("utf-8")

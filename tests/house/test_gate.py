@@ -106,7 +106,7 @@ def test_a_test_whose_parameter_names_a_changed_data_file_is_nearest() -> None:
 
 
 def test_a_page_reaches_the_tests_of_what_stands_on_pages() -> None:
-    reached = ImportGraph(ROOT).distances(["docs/cli/devices.md"])
+    reached = ImportGraph(ROOT).distances(["docs/reference/cli/devices.md"])
     assert reached["tests/house/test_cli_pages.py"] == 1
     assert "tests/ops/test_matrix_prices.py" not in reached
 

@@ -12,12 +12,13 @@ from types import ModuleType
 
 import pytest
 
+from llm_perf_opt.advice import changes
 from llm_perf_opt.cli import main
 from llm_perf_opt.core import plugins
 from llm_perf_opt.core.callgraph import read_callgraph
 from llm_perf_opt.core.plugins import Registry
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "contributing"
 MADE = re.compile(r"```(?:python|toml)\n(\s*# (\S+\.(?:py|toml))\n.*?)```", re.DOTALL)
 REGISTERED = re.compile(r'\*\*Register it\*\* in `(\w+)`.*?```python\n\s*"([\w-]+)": "([\w.]+):(\w+)",', re.DOTALL)
 
@@ -41,7 +42,7 @@ def followed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     made: ModuleType = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, module, made)
     spec.loader.exec_module(made)
-    table: Registry[object] = getattr(plugins, registry)
+    table: Registry[object] = getattr(changes if registry == "CHANGES" else plugins, registry)
     monkeypatch.setitem(table._entries, name, f"{module}:{attribute}")
     yield name
 
@@ -87,6 +88,12 @@ def test_a_report_format_is_added(
     monkeypatch.setitem(plugins.MODELS._entries, "small", "tests.house.small_model:SmallAdapter")
     assert run(monkeypatch, "trace", "small", "--format", followed) == 0
     assert "Cost by stage: 1 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("followed", ["add-a-change"], indirect=True)
+def test_a_change_is_added(followed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "advise", "deepseek-ocr-tiny", "--device", "h100-sxm", "--verbose") == 0
+    assert changes.CHANGES.get(followed).title in capsys.readouterr().out
 
 
 def test_a_device_is_added(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

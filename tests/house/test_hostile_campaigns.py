@@ -59,6 +59,7 @@ KINDS = (
     *("older call graph, totals", "older call graph, rows", "older call graph, events alone"),
     *("runtime log of an older call graph", "weights of a part", "weights of a part, header alone"),
     "weights of a part, index",
+    "entry of the cache",
 )
 SERVED = (
     "measurement, vllm bench serve",
@@ -85,6 +86,7 @@ STUDIES = (
     *("part of a study", "part of a study, with a new digest", "manifest of a study"),
     *("manifest of a study, sealed anew", "line of SQL", "study file", "override of a study", "question to a study"),
 )
+TABLES = ("wheel of tables", "table of kernels", "list of added tables", "list of added tables, without seal")
 NEVER_REFUSED = ("lease of a study",)  # whatever a dead run left in it, the next one takes over
 UNSEALED = tuple(f"{name}, without seal" for name in (*KINDS[:9], "any result"))
 
@@ -96,12 +98,19 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]
 
 
 def test_every_kind_is_attacked(kinds: dict[str, Kind]) -> None:
-    assert set(kinds) == {*KINDS, *UNSEALED, *SERVED, *STUDIES, *NEVER_REFUSED, "any result"}
+    assert set(kinds) == {*KINDS, *UNSEALED, *SERVED, *STUDIES, *TABLES, *NEVER_REFUSED, "any result"}
     sealed = {name for name, kind in kinds.items() if kind.is_sealed}
-    assert sealed == {*KINDS[:11], "any result", "part of a study", "manifest of a study"}
+    assert sealed == {
+        *KINDS[:11],
+        "any result",
+        "entry of the cache",
+        "part of a study",
+        "manifest of a study",
+        "list of added tables",
+    }
 
 
-@pytest.mark.parametrize("name", [*KINDS, "any result", *UNSEALED, *SERVED, *STUDIES, *NEVER_REFUSED])
+@pytest.mark.parametrize("name", [*KINDS, "any result", *UNSEALED, *SERVED, *STUDIES, *TABLES, *NEVER_REFUSED])
 def test_hostile_files_are_refused_or_read_as_they_are(kinds: dict[str, Kind], name: str) -> None:
     with hostile_files.quiet():
         tally = hostile_files.attack(kinds[name], MUTATIONS, 7, hostile_files.others_of(kinds[name], kinds.values()))

@@ -31,7 +31,7 @@ from tests.examples import examples
 from tests.measurements.profile.made_runs import made_page, made_pass
 from tests.measurements.profile.test_document import document as metrics
 from tests.sweeps.function.made_phases import BATCH, CONTEXT, MadePhase, Variant
-from tests.timing.made_calibrations import calibration, product_seconds, table
+from tests.timing.made_calibrations import calibration, matmul_seconds, table
 
 FUZZ = settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -72,7 +72,7 @@ def _replay(file: Path) -> object:
 
 def _made_calibration() -> object:
     ticks = {"rows": (1, 1000), "columns": (1000,), "depth": (1000,)}
-    return calibration(table("product", "bfloat16", ticks, product_seconds), fresh_byte_s=3e-10)
+    return calibration(table("matmul", "bfloat16", ticks, matmul_seconds), fresh_byte_s=3e-10)
 
 
 def _json(document: object) -> bytes:

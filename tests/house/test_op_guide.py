@@ -1,4 +1,6 @@
-"""`docs/add-an-op.md` is followed literally in a scratch copy: one file is edited, and every analysis knows the op."""
+"""`docs/contributing/add-an-op.md` is followed literally in a scratch copy: one file is edited, and every
+analysis knows the op.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import llm_perf_opt
 
 PACKAGE = Path(llm_perf_opt.__file__).parent
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "add-an-op.md").read_text("utf-8")
+GUIDE = (ROOT / "docs" / "contributing" / "add-an-op.md").read_text("utf-8")
 WRITTEN = re.compile(r"\*\*Write its formulas\*\* above `OPS` in `(\S+)`.*?```python\n(.*?)```", re.DOTALL)
 REGISTERED = re.compile(r"\*\*Register it\*\* in `OPS` in the same file:\n\n    ```python\n\s*(.*?)\n\s*```", re.DOTALL)
 
@@ -36,7 +38,7 @@ from llm_perf_opt.costs.coverage import price_coverage
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.predict import predict
 from llm_perf_opt.ops.table import calibrated_work_of, kernels_of, price
-from tests.timing.made_calibrations import calibration, product_seconds, table
+from tests.timing.made_calibrations import calibration, matmul_seconds, table
 
 
 @torch.library.custom_op("mylib::gated_mlp", mutates_args=())
@@ -64,7 +66,7 @@ class Mlp(torch.nn.Module):
 (kind,) = [kind for kind in graph.op_kinds if kind.name.startswith("mylib")]
 cost, (kernel,) = price(kind), kernels_of(kind)
 ticks = {{"rows": (1, 64), "columns": (16, 256), "depth": (16, 256)}}
-machine = calibration(table("narrow_product", "float32", ticks, product_seconds))
+machine = calibration(table("narrow_matmul", "float32", ticks, matmul_seconds))
 (stage,) = predict(graph, CalibratedRates(machine))
 print(json.dumps({{
     "flops": None if cost is None else cost.flops,
@@ -112,9 +114,9 @@ def test_without_the_edit_the_op_is_unpriced_and_listed() -> None:
 def test_one_edit_gives_price_bytes_kernels_and_calibrated_work(followed: Path) -> None:
     figures = run_user(followed)
     assert (figures["flops"], figures["bytes"], figures["unpriced"]) == (FLOPS, BYTES, [])
-    assert figures["kernel"] == ["matrix product", FLOPS, BYTES, ROWS]
+    assert figures["kernel"] == ["matmul", FLOPS, BYTES, ROWS]
     assert figures["families"] == [
-        ["narrow_product", {"rows": ROWS, "columns": 2 * INNER, "depth": HIDDEN}],
-        ["narrow_product", {"rows": ROWS, "columns": HIDDEN, "depth": INNER}],
+        ["narrow_matmul", {"rows": ROWS, "columns": 2 * INNER, "depth": HIDDEN}],
+        ["narrow_matmul", {"rows": ROWS, "columns": HIDDEN, "depth": INNER}],
     ]
     assert figures["untimed"] == {}

@@ -1,4 +1,6 @@
-"""`docs/add-an-option.md` is followed literally in a scratch copy: one file is edited, and the option is everywhere."""
+"""`docs/contributing/add-an-option.md` is followed literally in a scratch copy: one file is edited, and the
+option is everywhere.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import pytest
 import llm_perf_opt
 
 PACKAGE = Path(llm_perf_opt.__file__).parent
-GUIDE = (Path(__file__).parents[2] / "docs" / "add-an-option.md").read_text("utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "contributing" / "add-an-option.md").read_text("utf-8")
 STEP = re.compile(r"\*\*Declare it\*\* in `(\w+)` in `src/(\S+\.py)`:\n\n\s*```python\n(.*?)```", re.DOTALL)
 STEPS = STEP.findall(GUIDE)
 CASES = [

@@ -16,7 +16,7 @@ from llm_perf_opt.harness.tracers.torchlens_tracer import WORKS_BELOW, WORKS_FRO
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]
-DOCTOR_PAGE = (ROOT / "docs" / "cli" / "doctor.md").read_text("utf-8")
+DOCTOR_PAGE = (ROOT / "docs" / "reference" / "cli" / "doctor.md").read_text("utf-8")
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -69,7 +69,12 @@ def test_the_torchlens_that_is_installed_is_one_that_can_be_read() -> None:
 
 def test_the_tested_torch_is_the_required_one() -> None:
     major, minor = map(int, catalogue.TESTED_TORCH.split("."))
-    assert f"torch>={major}.{minor},<{major}.{minor + 1}" in PROJECT["dependencies"]
+    assert f"torch>={major}.{minor},<{major}.{minor + 1}" in PROJECT["optional-dependencies"]["trace"]
+
+
+def test_the_base_install_brings_nothing_that_runs_models() -> None:
+    """Saved traces and the catalogue are asked without torch: it is gigabytes, and these answers need none of it."""
+    assert not names(PROJECT["dependencies"]) & {"torch", "transformers", "huggingface_hub"}
 
 
 def test_the_command_has_the_defaults_of_python() -> None:

@@ -13,7 +13,7 @@ import pytest
 from scripts import page_commands, page_python, take_report_screenshots, take_screenshots
 from scripts.page_blocks import blocks
 from scripts.page_commands import Shown, shown_commands
-from scripts.run_notebook import figures, what_is_gone
+from scripts.run_notebook import figures, what_is_gone, without_talk
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "deepseek_ocr.ipynb"
@@ -113,3 +113,11 @@ def test_an_output_or_a_figure_of_the_notebook_that_is_gone_is_noticed() -> None
     data["text/plain"] = data["text/plain"].replace("3,336,106,240", "3,336,106,241")
     assert len(what_is_gone(stored, without)) == 1
     assert what_is_gone(stored, other) == [f"cell {shown[0]} no longer says 3,336,106,240"]
+
+
+def test_a_warning_of_a_library_is_no_output_of_a_notebook() -> None:
+    talk = nbformat.v4.new_output("stream", name="stderr", text="/some/place: IProgress not found")
+    said = nbformat.v4.new_output("stream", name="stdout", text="12,345")
+    cell = nbformat.v4.new_code_cell("print()", outputs=[talk, said])
+    without_talk(nbformat.v4.new_notebook(cells=[cell]))
+    assert cell.outputs == [said]

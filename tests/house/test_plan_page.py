@@ -1,4 +1,6 @@
-"""`docs/plan.md`: every point of the original plan names a command or a test that shows it, and each of them exists."""
+"""`docs/evidence/plan.md`: every point of the original plan names a command or a test that shows it, and each of
+them exists.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from llm_perf_opt.cli.app import app
 ROOT = Path(__file__).parents[2]
 ROWS = [
     tuple(cell.strip() for cell in line.strip().strip("|").split(" | "))
-    for line in (ROOT / "docs/plan.md").read_text().splitlines()
+    for line in (ROOT / "docs/evidence/plan.md").read_text().splitlines()
     if re.match(r"\| \d{3}-\d+ \|", line)
 ]
-TESTS = sorted({name for row in ROWS for name in re.findall(r"`(tests/[^`]+::[^`]+)`", row[-1])})
-COMMANDS = sorted({text for row in ROWS for text in re.findall(r"`llm-perf-opt ([^`]+)`", row[-1])})
+TESTS = sorted({name for row in ROWS for name in re.findall(r"`(tests/[^`]+::[^`]+)`", row[3])})
+COMMANDS = sorted({text for row in ROWS for text in re.findall(r"`llm-perf-opt ([^`]+)`", row[3])})
 
 
 def test_all_142_points_are_there_once() -> None:
@@ -27,9 +29,16 @@ def test_all_142_points_are_there_once() -> None:
     assert len({row[0] for row in ROWS}) == len(ROWS)
 
 
+def test_each_point_has_a_state_and_none_that_failed_works() -> None:
+    states = {row[0]: row[2].partition(":")[0] for row in ROWS}
+    assert set(states.values()) == {"works", "differs", "replayed"}
+    failed = [row[0] for row in ROWS if len(row) > 4 and re.search(r"failed|exit code", row[4])]
+    assert failed == []
+
+
 def test_each_point_names_a_command_a_test_or_a_page() -> None:
-    named = r"`tests/[^`]+::[^`]+`|`llm-perf-opt [^`]+`|\]\([a-z-]+\.md[^)]*\)|`\.ci/run`"
-    assert [row[0] for row in ROWS if not re.search(named, row[-1])] == []
+    named = r"`tests/[^`]+::[^`]+`|`llm-perf-opt [^`]+`|\]\([a-z./-]+\.md[^)]*\)|`\.ci/run`"
+    assert [row[0] for row in ROWS if not re.search(named, row[3])] == []
 
 
 @pytest.mark.parametrize("name", TESTS)

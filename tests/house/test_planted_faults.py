@@ -29,7 +29,8 @@ def test_forty_faults_lie_in_every_room() -> None:
     source = ROOT / "src" / "llm_perf_opt"
     rooms = {path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("_")}
     assert len(faults) == 40
-    assert rooms | {"docs"} == {fault.room.split("/")[0] for fault in faults}
+    names = {"runners", "patches", "profiling"}  # of earlier scripts: nothing is worked out in them
+    assert rooms - names | {"docs"} == {fault.room.split("/")[0] for fault in faults}
     assert all(fault.file.startswith(f"src/llm_perf_opt/{fault.room}/") for fault in faults if fault.room != "docs")
 
 

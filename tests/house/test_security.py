@@ -115,9 +115,9 @@ def test_one_file_asks_the_hub_and_the_page_names_every_file_that_it_asks_for() 
         if re.search(r"hf_hub_download|snapshot_download|HfApi", file.read_text("utf-8"))
     }
     assert asking == {"models/huggingface/hub.py"}
-    page = (ROOT / "docs" / "names.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "names.md").read_text("utf-8")
     assert [name for name in CONFIGURATION if f"`{name}`" not in page] == []
-    assert "docs/names.md" in (ROOT / "SECURITY.md").read_text("utf-8")
+    assert "docs/reference/names.md" in (ROOT / "SECURITY.md").read_text("utf-8")
 
 
 LISTENERS = {"socketserver", "http.server", "xmlrpc.server", "wsgiref", "uvicorn", "flask", "aiohttp"}

@@ -56,15 +56,15 @@ def test_the_smoke_fails_on_a_wrong_answer_and_on_a_missing_pip_command(tmp_path
         said.chmod(0o755)
         return smoke_verbs.problem_of(step, str(said), tmp_path, extras) is None
 
-    step = smoke_verbs.Step("trace x", "decode", extra="hf")
+    step = smoke_verbs.Step("trace x", "decode", extra="trace")
     assert verdict("decode", 0, "all", step)
     assert not verdict("prefill", 0, "all", step)
     assert not verdict("decode", 1, "all", step)
-    assert not verdict("decode; pip install 'llm-perf-opt[hf]'", 0, "all", step)
+    assert not verdict("decode; pip install 'llm-perf-opt[trace]'", 0, "all", step)
     assert verdict("decode; pip install 'llm-perf-opt[ray]'", 0, "all", step), "`all` leaves it out"
-    assert verdict("pip install 'llm-perf-opt[hf]'", 1, "none", step)
+    assert verdict("pip install 'llm-perf-opt[trace]'", 1, "none", step)
     assert not verdict("pip install 'llm-perf-opt[png]'", 1, "none", step)
-    assert not verdict("pip install 'llm-perf-opt[hf]'", 0, "none", step)
+    assert not verdict("pip install 'llm-perf-opt[trace]'", 0, "none", step)
 
 
 @pytest.mark.parametrize(("strict", "code"), [("", 0), ("1", 1)])

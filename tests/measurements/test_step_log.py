@@ -11,7 +11,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.measurements.measurement import Quantity
 from llm_perf_opt.measurements.read import read_measured
 from llm_perf_opt.measurements.serving_results import read_steps
-from llm_perf_opt.serving.capacity.measured_beside import beside_table, corrected, step_factors
+from llm_perf_opt.serving.capacity.measured_server import corrected, measured_table, step_factors
 from llm_perf_opt.serving.capacity.outcome import outcome, slower
 from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.read_traffic import as_traffic
@@ -86,7 +86,7 @@ def test_batches_of_several_sizes_have_a_factor_each() -> None:
     assert factors.of_decode(64) == pytest.approx(1.0)
     assert factors.most_decoding == 16
     assert better.tokens(17) == pytest.approx(eager.tokens(17) * factors.of_prompts), "beyond are tokens of prompts"
-    assert "from x 2 in batches of 1 to x 1 in those of 16" in next(iter(factors.notes())).text
+    assert "from x 2 in batches of 1 to x 1 in batches of 16" in next(iter(factors.notes())).text
 
 
 def test_steps_too_few_for_a_factor_have_no_part_in_the_spread() -> None:
@@ -111,7 +111,7 @@ def test_a_measured_median_stands_beside_the_replayed_one(tmp_path: Path) -> Non
     one = replace(REPLAYED)
     banded = Banded(expected=outcome([one]), low=outcome([slower(one, 0.5)]), high=outcome([slower(one, 2.0)]))
     runs = read_measured("ttft=1.25s tpot=5s").runs
-    first, token = beside_table(runs, banded).rows
+    first, token = measured_table(runs, banded).rows
     assert first[1:] == ("TTFT", 1.25, 1.0, 0.5, 2.0, 0.8, "yes")
     assert token[-1] == "no"
 

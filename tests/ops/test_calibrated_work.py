@@ -25,27 +25,27 @@ def read(op: OpKind, scattered: frozenset[int] = frozenset()) -> list[tuple[str,
     return [(work.family, work.dtype, dict(work.sizes)) for work in works]
 
 
-def test_a_linear_map_is_a_product_and_its_bias_a_write() -> None:
+def test_a_linear_map_is_a_matmul_and_its_bias_a_write() -> None:
     op = fresh(
         "aten.linear.default",
         {"input": half(2, 5, 1280), "weight": half(896, 1280), "bias": half(896)},
         half(2, 5, 896),
     )
     assert read(op) == [
-        ("product", "bfloat16", {"rows": 10, "columns": 896, "depth": 1280}),
+        ("matmul", "bfloat16", {"rows": 10, "columns": 896, "depth": 1280}),
         ("fill", "bfloat16", {"elements": 8960}),
     ]
 
 
-@pytest.mark.parametrize(("columns", "family"), [(64, "narrow_product"), (5120, "product"), (6848, "wide_product")])
+@pytest.mark.parametrize(("columns", "family"), [(64, "narrow_matmul"), (5120, "matmul"), (6848, "wide_matmul")])
 def test_the_width_of_a_weight_decides_its_table(columns: int, family: str) -> None:
     op = fresh("aten.linear.default", {"input": half(3, 1280), "weight": half(columns, 1280)}, half(3, columns))
     assert [name for name, _, _ in read(op)] == [family]
 
 
-def test_scores_of_attention_are_a_batch_of_products() -> None:
+def test_scores_of_attention_are_a_batch_of_matmuls() -> None:
     op = fresh("aten.matmul.default", {"self": half(1, 10, 7, 128), "other": half(1, 10, 128, 9)}, half(1, 10, 7, 9))
-    assert read(op) == [("batched_product", "bfloat16", {"batch": 10, "rows": 7, "columns": 9, "depth": 128})]
+    assert read(op) == [("batched_matmul", "bfloat16", {"batch": 10, "rows": 7, "columns": 9, "depth": 128})]
 
 
 def test_a_class_token_makes_attention_odd() -> None:
@@ -132,9 +132,9 @@ def test_a_cast_by_its_two_dtypes_and_whole_numbers_by_their_bytes() -> None:
 def test_a_composite_op_is_its_parts() -> None:
     left, right, out = half(14, 20, 64), half(14, 64, 14), half(14, 20, 14)
     clone = fresh("aten.clone.default", {"self": left}, left)
-    product = fresh("aten.bmm.default", {"self": left, "mat2": right}, out)
-    op = fresh("aten.einsum.default", {"a": left, "b": right}, out, parts=(clone, product))
-    assert [family for family, _, _ in read(op)] == ["regrouping", "batched_product"]
+    matmul = fresh("aten.bmm.default", {"self": left, "mat2": right}, out)
+    op = fresh("aten.einsum.default", {"a": left, "b": right}, out, parts=(clone, matmul))
+    assert [family for family, _, _ in read(op)] == ["regrouping", "batched_matmul"]
 
 
 def test_a_view_is_a_quarter_of_four() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.ops.kernel_shape import ExpertsShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import ExpertsShape, MatmulShape
 from llm_perf_opt.ops.op import KernelKind
 from llm_perf_opt.ops.table import bytes_read, kernels_of, price
 
@@ -34,9 +34,9 @@ def writing(name: str, *named: tuple[str, TensorMeta], writes: tuple[int, ...] =
     )
 
 
-def experts(*, tokens: int, held: int = 8, used: int = 8, products: int = 3, ranks: int = 1) -> OpKind:
+def experts(*, tokens: int, held: int = 8, used: int = 8, matmuls: int = 3, ranks: int = 1) -> OpKind:
     """2 of 8 experts `[hidden 16, inner 32]` for each token."""
-    up = 2 if products == 3 else 1
+    up = 2 if matmuls == 3 else 1
     return OpKind(
         name="vllm_moe.routed_experts.default",
         inputs=(meta(tokens, 16), meta(held, up * 32, 16), meta(held, 16, 32), meta(tokens, 8, dtype="float32")),
@@ -49,7 +49,7 @@ def experts(*, tokens: int, held: int = 8, used: int = 8, products: int = 3, ran
             "groups_used": used,
             "chosen": 2,
             "inner": 32,
-            "products": products,
+            "matmuls": matmuls,
             "tensor_ranks": 1,
             "expert_ranks": ranks,
         },
@@ -62,14 +62,14 @@ def priced(kind: OpKind) -> tuple[int, int]:
     return cost.flops, cost.bytes_moved
 
 
-@pytest.mark.parametrize("products", [3, 2])
-def test_routed_experts_are_what_torch_counts_for_a_loop_over_them(products: int) -> None:
+@pytest.mark.parametrize("matmuls", [3, 2])
+def test_routed_experts_are_what_torch_counts_for_a_loop_over_them(matmuls: int) -> None:
     with FlopCounterMode(display=False) as counter, torch.device("meta"):
         for _ in range(2):  # each token meets two experts, here all tokens the same two
             rows = torch.empty(24, 16)
-            inner = rows @ torch.empty(16, 32 * (products - 1))
+            inner = rows @ torch.empty(16, 32 * (matmuls - 1))
             inner[:, :32] @ torch.empty(32, 16)
-    assert priced(experts(tokens=24, products=products))[0] == counter.get_total_flops()
+    assert priced(experts(tokens=24, matmuls=matmuls))[0] == counter.get_total_flops()
 
 
 def test_a_rank_with_a_quarter_of_the_experts_does_a_quarter_and_reads_those_with_rows() -> None:
@@ -88,7 +88,7 @@ def test_the_kernel_of_experts_is_as_tables_list_it() -> None:
     assert (kernel.rows, kernel.weights) == (12, 3 * 16 * 32)
 
 
-def test_a_scaled_product_runs_in_the_type_of_its_operands() -> None:
+def test_a_scaled_matmul_runs_in_the_type_of_its_operands() -> None:
     kind = writing(
         "_C.cutlass_scaled_mm.default",
         ("out", meta(6, 256)),
@@ -100,7 +100,7 @@ def test_a_scaled_product_runs_in_the_type_of_its_operands() -> None:
     assert priced(kind) == (2 * 6 * 256 * 128, 6 * 256 * 2 + 6 * 128 + 128 * 256 + 24 + 8)
     (kernel,) = kernels_of(kind)
     assert (kernel.kind, kernel.dtype) == (KernelKind.MATMUL, FP8)
-    assert kernel.shape == ProductShape(rows=6, columns=256, depth=128, weight_format=FP8)
+    assert kernel.shape == MatmulShape(rows=6, columns=256, depth=128, weight_format=FP8)
     assert bytes_read(kind) == (0, 6 * 128, 128 * 256, 24, 8)
 
 
@@ -131,7 +131,7 @@ def test_rotation_turns_queries_and_keys_in_place_and_reads_a_row_of_angles_for_
 @pytest.mark.parametrize(
     ("name", "rows"), [("min_latency_fused_qkv_a_proj", "input_"), ("fp32_router_gemm_dispatch", "x")]
 )
-def test_a_product_that_vllm_hides_is_a_linear_layer(name: str, rows: str) -> None:
+def test_a_matmul_that_vllm_hides_is_a_linear_layer(name: str, rows: str) -> None:
     kind = OpKind(
         name=f"vllm.{name}.default",
         inputs=(meta(7, 64), meta(24, 64)),

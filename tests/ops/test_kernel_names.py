@@ -31,7 +31,7 @@ def _agrees(row: Row) -> bool:
     return is_own or not helpers.isdisjoint(meaning.words) or row.op in BIASED
 
 
-BIASED = {"aten::addmm"}  # with one column it is a product of a vector, to which a small kernel adds the bias
+BIASED = {"aten::addmm"}  # with one column it is a matmul of a vector, to which a small kernel adds the bias
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -44,8 +44,8 @@ def test_most_of_the_time_has_a_known_name(run: str) -> None:
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "product"),
-        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", "product"),
+        ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "matmul"),
+        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", "matmul"),
         ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>", "convolution"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::rsqrt_kernel_cuda(at::X&)::{lambda}>", "rsqrt"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>", "mean"),

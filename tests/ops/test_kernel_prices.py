@@ -17,7 +17,7 @@ def flops_of(op: OpKind) -> int:
 
 
 def test_a_patch_embedding() -> None:
-    """3 channels, kernel 16: each of the 768 x 64 x 64 outputs sums 768 products."""
+    """3 channels, kernel 16: each of the 768 x 64 x 64 outputs takes 768 multiply-adds."""
     conv = kind(
         "aten.conv2d.default",
         {"input": tensor(1, 3, 1024, 1024), "weight": tensor(768, 3, 16, 16), "bias": tensor(768)},

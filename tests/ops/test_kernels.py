@@ -14,7 +14,7 @@ VIEW = kind("aten.transpose.int", {"self": X}, tensor(3, 8, 5, dtype="bfloat16")
 HEADS = tensor(2, 10, 6, 128, dtype="bfloat16")
 
 
-def test_a_view_launches_nothing_and_a_product_one_kernel_with_its_rows_and_weights() -> None:
+def test_a_view_launches_nothing_and_a_matmul_one_kernel_with_its_rows_and_weights() -> None:
     assert kernels_of(VIEW) == ()
     (kernel,) = kernels_of(LINEAR)
     assert (kernel.kind, kernel.rows, kernel.weights, kernel.flops) == (KernelKind.MATMUL, 15, 128, 2 * 15 * 128)
@@ -35,30 +35,30 @@ def test_a_convolution_has_one_row_per_position() -> None:
 
 def test_a_convolution_in_16_bits_copies_picture_filters_and_result_and_adds_its_bias_apart() -> None:
     """Two bytes per value, each copy reads and writes: 2 x 16 x 8 x 8, 16 x 16 x 2 x 2 and 2 x 16 x 4 x 4 values."""
-    before, filters, product, after, bias = convolution("bfloat16", has_bias=True)
+    before, filters, matmul, after, bias = convolution("bfloat16", has_bias=True)
     assert [one.bytes_moved for one in (before, filters, after, bias)] == [4 * 2048, 4 * 1024, 4 * 512, 4 * 512]
-    assert [one.is_helper for one in (before, filters, product, after, bias)] == [True, True, False, True, True]
-    assert product.pattern is None
+    assert [one.is_helper for one in (before, filters, matmul, after, bias)] == [True, True, False, True, True]
+    assert matmul.pattern is None
     assert len(convolution("bfloat16")) == 4
     assert len(convolution("bfloat16", groups=16)) == 1  # depthwise
 
 
 def test_three_colours_fill_no_16_bytes() -> None:
-    product = convolution("bfloat16", channels=3)[2]
-    assert product.pattern is AccessPattern.UNALIGNED_CHANNELS
+    matmul = convolution("bfloat16", channels=3)[2]
+    assert matmul.pattern is AccessPattern.UNALIGNED_CHANNELS
 
 
 @pytest.mark.parametrize(
     ("columns", "pattern"), [(64, None), (65, AccessPattern.UNALIGNED), (60, AccessPattern.UNALIGNED)]
 )
-def test_a_product_in_16_bits_wants_rows_of_eight_values(columns: int, pattern: AccessPattern | None) -> None:
-    def product(dtype: str) -> Kernel:
+def test_a_matmul_in_16_bits_wants_rows_of_eight_values(columns: int, pattern: AccessPattern | None) -> None:
+    def matmul(dtype: str) -> Kernel:
         left, right = tensor(12, 8, dtype=dtype), tensor(8, columns, dtype=dtype)
         (kernel,) = kernels_of(kind("aten.mm.default", {"self": left, "mat2": right}, tensor(12, columns, dtype=dtype)))
         return kernel
 
-    assert product("bfloat16").pattern is pattern
-    assert product("float32").pattern is None
+    assert matmul("bfloat16").pattern is pattern
+    assert matmul("float32").pattern is None
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_an_operand_that_is_broadcast_is_read_value_by_value() -> None:
     assert (plain.pattern, broadcast.pattern) == (AccessPattern.VECTORISED, AccessPattern.INDEXED)
 
 
-def test_copies_that_a_product_of_stacks_makes_first_are_helpers() -> None:
+def test_copies_that_a_matmul_of_stacks_makes_first_are_helpers() -> None:
     heads = tensor(2, 4, 6, 8, dtype="bfloat16")
     copy = kind("aten.clone.default", {"self": heads}, heads)
     out = tensor(2, 4, 6, 6, dtype="bfloat16")
-    product = kind("aten.bmm.default", {"self": tensor(8, 6, 8), "mat2": tensor(8, 8, 6)}, tensor(8, 6, 6))
+    matmul = kind("aten.bmm.default", {"self": tensor(8, 6, 8), "mat2": tensor(8, 8, 6)}, tensor(8, 6, 6))
     inputs = {"self": heads, "other": tensor(2, 4, 8, 6, dtype="bfloat16")}
-    launched = kernels_of(kind("aten.matmul.default", inputs, out, parts=(copy, copy, product)))
+    launched = kernels_of(kind("aten.matmul.default", inputs, out, parts=(copy, copy, matmul)))
     assert [(one.kind, one.is_helper) for one in launched] == [
         (KernelKind.VECTOR, True), (KernelKind.VECTOR, True), (KernelKind.MATMUL, False),
     ]  # fmt: skip

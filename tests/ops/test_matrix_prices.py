@@ -1,4 +1,4 @@
-"""Matrix products, by numbers worked out by hand."""
+"""Matmuls, by numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llm_perf_opt.ops.table import price
 from tests.costs.made_kinds import kind, tensor
 
 
-def test_a_product_is_two_flops_per_multiply_add_and_moves_its_three_matrices() -> None:
+def test_a_matmul_is_two_flops_per_multiply_add_and_moves_its_three_matrices() -> None:
     mm = kind("aten.mm.default", {"self": tensor(2, 3), "mat2": tensor(3, 5)}, tensor(2, 5))
     assert price(mm) == OpCost(flops=2 * 2 * 3 * 5, bytes_moved=4 * (6 + 15 + 10))
 
@@ -79,7 +79,7 @@ def test_a_linear_layer_reads_its_weight_and_adds_its_bias_as_vector_work() -> N
     ],
     ids=lambda op: op.name if isinstance(op, OpKind) else "",
 )
-def test_products_of_every_shape(op: OpKind, flops: int) -> None:
+def test_matmuls_of_every_shape(op: OpKind, flops: int) -> None:
     cost = price(op)
     assert cost is not None
     assert cost.flops == flops
@@ -94,7 +94,7 @@ def test_products_of_every_shape(op: OpKind, flops: int) -> None:
         ((10, 3), (3, 5), (4, 10, 5)),  # the summed dimension sorted by group
     ],
 )
-def test_a_grouped_product_does_not_depend_on_how_rows_are_spread(
+def test_a_grouped_matmul_does_not_depend_on_how_rows_are_spread(
     left: tuple[int, ...], right: tuple[int, ...], output: tuple[int, ...]
 ) -> None:
     groups = 4 if (len(left), len(right)) == (3, 3) else 1
@@ -110,7 +110,7 @@ def test_without_input_names_the_position_tells_the_operand() -> None:
     assert price(unnamed) == price(named)
 
 
-def test_a_distance_matrix_of_many_points_is_a_product_and_of_few_is_not() -> None:
+def test_a_distance_matrix_of_many_points_is_a_matmul_and_of_few_is_not() -> None:
     many = price(kind("aten.cdist.default", {"x1": tensor(100, 8), "x2": tensor(50, 8)}, tensor(100, 50)))
     few = price(kind("aten.cdist.default", {"x1": tensor(10, 8), "x2": tensor(5, 8)}, tensor(10, 5)))
     city = price(
@@ -134,11 +134,11 @@ def test_einsum_multiplies_without_a_summed_index_and_contracts_with_one() -> No
         )
 
     outer = einsum("i,j->ij", (3,), (5,), output=(3, 5))
-    product = einsum("...ik, ...jk -> ...ij", (7, 3, 4), (7, 5, 4), output=(7, 3, 5))
+    matmul = einsum("...ik, ...jk -> ...ij", (7, 3, 4), (7, 5, 4), output=(7, 3, 5))
     chain = einsum("ab,bc,cd->ad", (2, 3), (3, 4), (4, 5), output=(2, 5))
-    assert outer is not None and product is not None and chain is not None
+    assert outer is not None and matmul is not None and chain is not None
     assert (outer.flops, outer.vector_flops) == (0, 15)
-    assert product.flops == 2 * 7 * 3 * 5 * 4
+    assert matmul.flops == 2 * 7 * 3 * 5 * 4
     assert chain.flops == 2 * 2 * 3 * 4 + 2 * 2 * 4 * 5
     assert einsum("k->", (6,), output=()) == OpCost(vector_flops=6, bytes_moved=28)
 

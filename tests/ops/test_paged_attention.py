@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.table import bytes_read, kernels_of, price
 
 ATTENTION = "vllm.unified_attention_with_output.default"
@@ -96,7 +96,7 @@ def test_a_decode_step_reads_the_cache_once_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("sequences", "new", "before"), [(1, 32, 0), (2, 16, 0), (3, 1, 99), (2, 8, 24)])
-def test_attention_is_what_torch_counts_for_the_same_products(sequences: int, new: int, before: int) -> None:
+def test_attention_is_what_torch_counts_for_the_same_matmuls(sequences: int, new: int, before: int) -> None:
     def run() -> None:
         query = torch.empty(sequences * 8, new, 64)
         key = torch.empty(sequences * 8, before + new, 64)
@@ -123,7 +123,7 @@ def test_the_shape_of_the_kernel_is_as_tables_list_it() -> None:
     )
 
 
-def test_a_latent_decode_step_is_the_absorbed_products() -> None:
+def test_a_latent_decode_step_is_the_absorbed_matmuls() -> None:
     def run() -> None:
         sequences, keys = 3, 100
         query = torch.bmm(torch.empty(4, sequences, 16), torch.empty(4, 16, 32))  # into the latent space
@@ -149,13 +149,13 @@ def test_a_latent_prefill_expands_the_whole_context_first(before: int) -> None:
 @pytest.mark.parametrize("kind", [latent(3, 1, 99), latent(2, 10, 20), attention(2, 8, 24)])
 def test_the_kernels_of_an_op_add_up_to_its_price(kind: OpKind) -> None:
     kernels = kernels_of(kind)
-    assert (sum(one.flops for one in kernels), sum(one.bytes_moved for one in kernels)) == priced(kind)
+    assert (sum(kernel.flops for kernel in kernels), sum(kernel.bytes_moved for kernel in kernels)) == priced(kind)
 
 
-def test_latent_kernels_are_products_around_attention_on_shared_vectors() -> None:
+def test_latent_kernels_are_matmuls_around_attention_on_shared_vectors() -> None:
     into, middle, out = kernels_of(latent(3, 1, 99))
-    assert into.shape == ProductShape(rows=3, columns=32, depth=16, count=4)
-    assert out.shape == ProductShape(rows=3, columns=24, depth=32, count=4)
+    assert into.shape == MatmulShape(rows=3, columns=32, depth=16, count=4)
+    assert out.shape == MatmulShape(rows=3, columns=24, depth=32, count=4)
     assert isinstance(middle.shape, AttentionShape)
     assert (middle.shape.key_heads, middle.shape.width, middle.shape.latent_rank) == (1, 40, 32)
 

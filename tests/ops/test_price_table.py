@@ -81,13 +81,13 @@ def test_one_unknown_part_makes_the_whole_unknown() -> None:
 
 
 @given(sizes, sizes, sizes)
-def test_the_bound_of_an_unknown_op_is_exact_for_a_matrix_product(rows: int, inner: int, columns: int) -> None:
+def test_the_bound_of_an_unknown_op_is_exact_for_a_matmul(rows: int, inner: int, columns: int) -> None:
     op = kind("vendor.mm.default", {"a": tensor(rows, inner), "b": tensor(inner, columns)}, tensor(rows, columns))
     assert flops_bound(op) == 2 * rows * inner * columns
 
 
 @given(sizes, sizes, sizes, sizes)
-def test_the_bound_of_an_unknown_op_is_above_a_batched_product(b: int, rows: int, inner: int, columns: int) -> None:
+def test_the_bound_of_an_unknown_op_is_above_a_batched_matmul(b: int, rows: int, inner: int, columns: int) -> None:
     op = kind(
         "vendor.bmm.default", {"a": tensor(b, rows, inner), "b": tensor(b, inner, columns)}, tensor(b, rows, columns)
     )
@@ -120,7 +120,7 @@ def test_the_bound_of_an_unknown_op_is_above_attention(
 
 
 def test_the_bound_of_attention_of_a_usual_size_is_exact_and_of_one_step_not_far_off() -> None:
-    """16 heads of width 64 on 4,096 tokens; of one step the product of keys and values would be more."""
+    """16 heads of width 64 on 4,096 tokens; of one step the matmul of keys and values would be more."""
     tokens = tensor(1, 4096, 16, 64)
     whole = kind("vendor.attention.default", {"q": tokens, "k": tokens, "v": tokens}, tokens)
     assert flops_bound(whole) == 4 * 16 * 4096 * 4096 * 64 == 68_719_476_736

@@ -43,7 +43,7 @@ def agree(run: Callable[[], object]) -> None:
 
 @given(sizes, sizes, sizes, sizes)
 @patient
-def test_products(batch: int, rows: int, inner: int, columns: int) -> None:
+def test_matmuls(batch: int, rows: int, inner: int, columns: int) -> None:
     left, right = torch.randn(batch, rows, inner), torch.randn(batch, inner, columns)
     agree(lambda: left[0] @ right[0])
     agree(lambda: torch.bmm(left, right))
@@ -112,7 +112,7 @@ def test_a_convolution_and_its_gradients(batch: int, channels: int, outputs: int
 
 
 def test_torch_hides_what_it_cannot_price_and_we_do_not() -> None:
-    """The two holes of torch's counter: fused attention on CPU and the grouped product."""
+    """The two holes of torch's counter: fused attention on CPU and the grouped matmul."""
     query = torch.randn(1, 2, 4, 8)
     rows, experts = torch.randn(6, 8), torch.randn(3, 8, 16)
     offsets = torch.tensor([1, 3, 6], dtype=torch.int32)

@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     ),
     "segmentation": ("Segformer", {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}, lambda: image(64)),
 }
-# Torch's counter has no formula for the grouped product, nor for the CPU's recurrent kernel.
+# Torch's counter has no formula for the grouped matmul, nor for the CPU's recurrent kernel.
 TORCH_CANNOT_COUNT = {"experts", "latent attention", "sound codec"}
 
 

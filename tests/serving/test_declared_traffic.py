@@ -73,17 +73,17 @@ def test_times_have_units(text: str, seconds: float) -> None:
         ("20/s prompt=3 output=3 output=4", "twice"),
         ("20/s prompt=lognormal(3) output=3", "lognormal"),
         ("20/s prompt=uniform(9,3) output=3", "uniform"),
-        ("20/s prompt=lognormal(inf,0.8) output=3", "no length"),
-        ("20/s prompt=lognormal(1e308,5) output=3", "no length"),
-        ("20/s prompt=lognormal(800,0.8,1,inf) output=3", "no length"),
+        ("20/s prompt=lognormal(inf,0.8) output=3", "is not a length in tokens"),
+        ("20/s prompt=lognormal(1e308,5) output=3", "is not a length in tokens"),
+        ("20/s prompt=lognormal(800,0.8,1,inf) output=3", "is not a length in tokens"),
         ("20/s prompt=0 output=3", "between 1"),
-        ("20/s prompt=3 output=3 for ever", "length of time"),
+        ("20/s prompt=3 output=3 for ever", "is not a time"),
         ("20/s prompt=3 output=3 prefixes=8", "COUNTxTOKENS"),
         ("20/s prompt=3 output=3 prefixes=8x16@3", "COUNTxTOKENS"),
         ("4 at once cv=2 prompt=3 output=3 requests=3", "gaps"),
         ("0.001/s prompt=3 output=3 for 1s", "No request"),
-        ("20/s pages=A4@150dpi output=3", "how many tokens a page has"),
-        ("20", "no traffic"),
+        ("20/s pages=A4@150dpi output=3", "how many tokens a page of this traffic has"),
+        ("20", "is not a description of traffic"),
     ],
 )
 def test_what_is_not_clear_is_refused_with_its_reason(text: str, why: str) -> None:
@@ -102,7 +102,7 @@ def test_a_toml_file_has_the_same_words(tmp_path: Path) -> None:
 
 
 def test_every_traffic_that_the_page_and_the_errors_show_is_clear() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "capacity.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "capacity.md").read_text("utf-8")
     shown = re.findall(r'--traffic "([^"]+)"', page)
     assert len(shown) >= 2
     for text in (*shown, *(example.strip('"') for example in EXAMPLES)):

@@ -110,7 +110,7 @@ def test_a_format_that_the_checkpoint_does_not_have_is_made_while_loading_or_sai
     four_bits = deployment(weights="int4-g128")
     assert "--quantization" not in engine_command(four_bits)
     assert (
-        "# The plan assumes weights in int4-g128: name a checkpoint that has them.\n"
+        "# The plan assumes weights in int4-g128: name a checkpoint that stores them so.\n"
         in (deployment_files(four_bits)["serve.sh"])
     )
 
@@ -276,7 +276,7 @@ def test_a_shell_runs_nothing_but_the_command(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["", "  ", "--port", "-x", "a\0b", "a\udcffb"])
 def test_a_name_that_cannot_be_a_word_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be given the model"):
+    with pytest.raises(UsageError, match="cannot take the model name"):
         deployment(model=name)
 
 
@@ -307,7 +307,7 @@ def test_a_device_of_somebodys_own_table_cannot_end_a_comment() -> None:
         ({"plan": ParallelPlan(tp=8, ep=4)}, "all 8 ranks"),
         ({"plan": ParallelPlan(tp=2, attention_dp=2), "engine": "trtllm"}, "tp must be 1"),
         ({"settings": settings(more={"a": 1}), "engine": "sglang"}, "arguments of vLLM"),
-        ({"settings": settings(cache_dtype="int8_per_token_head"), "engine": "sglang"}, "is vLLM's"),
+        ({"settings": settings(cache_dtype="int8_per_token_head"), "engine": "sglang"}, "is known of vLLM alone"),
         ({"device": DEVICES["mi300x"], "engine": "trtllm"}, "GPUs of NVIDIA"),
         ({"device": DEVICES["tpu-v5e"]}, "GPUs of NVIDIA"),
         ({"replicas": 70_000}, "at most 65,536"),
@@ -320,7 +320,7 @@ def test_what_an_engine_cannot_do_is_refused(given: dict[str, Any], reason: str)
 
 
 def test_a_replica_larger_than_a_machine_is_said() -> None:
-    note = "A replica has 16 GPUs and a machine 8: these files start a replica on one machine."
+    note = "A replica has 16 GPUs and a machine has 8: these files start a replica on one machine only."
     assert note in deployment(ParallelPlan(tp=16), gpus_per_machine=8).notes()
     assert deployment(ParallelPlan(tp=8), gpus_per_machine=8).notes() == ()
 

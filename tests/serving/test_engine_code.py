@@ -11,6 +11,7 @@ import pytest
 import llm_perf_opt as lpo
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.ops.kernel_shape import ExpertsShape
 from llm_perf_opt.timing.fused_blocks import fused_experts
@@ -41,8 +42,9 @@ def test_the_graphs_are_sound_and_name_the_code_and_the_rank(engine: Trace) -> N
         assert graph.problems() == []
         assert graph.deployment["code"] == "vllm"
         assert str(graph.deployment["engine"]).startswith("vllm ")
-    assert engine.plan is not None
-    assert (engine.plan.tp, engine.plan.rank) == (TP, 0)
+        plan = plan_in(graph.deployment)
+        assert plan is not None
+        assert (plan.tp, plan.rank) == (TP, 0)
 
 
 def test_the_cost_holds_vllms_estimate_and_every_difference_has_a_cause(engine: Trace) -> None:
@@ -150,10 +152,10 @@ def test_two_codes_of_llama_do_the_same_matrix_work() -> None:
     ("given", "message"),
     [
         ({"fsdp": 2}, "neither fully sharded"),
-        ({"tp": 4, "ep": 2}, "does not spread experts over 2 of 4"),
+        ({"tp": 4, "ep": 2}, "does not divide the experts among 2 of 4"),
         ({"attention": "eager"}, "chooses its attention itself"),
         ({"cache": "int8"}, "not traced with a cache of int8"),
-        ({"tracer": "hooks"}, "runs without weights"),
+        ({"tracer": "hooks"}, "runs only without weights"),
         ({"code": "sglang"}, "code cannot be 'sglang'"),
     ],
 )

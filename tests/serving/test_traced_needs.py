@@ -20,13 +20,13 @@ ONE = ParallelPlan()
 H100 = find_device("h100-sxm")
 
 
-def test_products_of_one_input_are_one_product_and_the_last_is_the_head() -> None:
+def test_matmuls_of_one_input_are_one_matmul_and_the_last_is_the_head() -> None:
     # gate and up of 14,336 each, then the activated 14,336; queries, keys and values with 4,096 are narrower
-    widths = ForwardWidths(hidden=4096, vocabulary=128_256, between_products=3 * 14_336)
+    widths = ForwardWidths(hidden=4096, vocabulary=128_256, between_matmuls=3 * 14_336)
     assert forward_widths(decode_step("llama31-8b"), plan=ONE) == widths
     # two ranks halve what is not the residual stream
     assert forward_widths(decode_step("llama31-8b"), plan=ParallelPlan(tp=2)) == replace(
-        widths, between_products=3 * 7168
+        widths, between_matmuls=3 * 7168
     )
 
 

@@ -19,7 +19,7 @@ from llm_perf_opt.serving.working_memory import EncoderItem, ForwardWidths, work
 from tests.timing.step.made_deployments import made_device
 
 # Llama-3.1-8B: gate and up 28,672, activated 14,336.
-LLAMA = ForwardWidths(hidden=4096, vocabulary=128_256, between_products=43_008)
+LLAMA = ForwardWidths(hidden=4096, vocabulary=128_256, between_matmuls=43_008)
 LARGE = BatchLimits(chunk_tokens=8192, sequences=1024)
 LOGITS = 1024 * 128_256
 CUBLAS = 32 * 2**20
@@ -52,7 +52,7 @@ def test_few_rows_are_sorted_all_at_once_which_takes_more_for_each_logit() -> No
 
 
 def _per_logit(limits: BatchLimits, *, rows: int) -> float:
-    widths = replace(LLAMA, between_products=0)
+    widths = replace(LLAMA, between_matmuls=0)
     working = working_memory(widths, engine=VLLM_0_12, limits=limits, device=H100)
     logits = [term.bytes for term in working.terms if "logits" in term.name or "top-k" in term.name]
     return sum(logits) / (rows * LLAMA.vocabulary)
@@ -67,7 +67,7 @@ def test_a_small_vocabulary_leaves_the_forward_as_the_widest_moment() -> None:
 
 def test_buffers_of_experts_are_part_of_both_moments_where_the_engine_keeps_them() -> None:
     # Qwen3-30B-A3B: 8 experts of 768 for each token; both buffers are at least as wide as the hidden size of 2,048.
-    routed = ForwardWidths(hidden=2048, vocabulary=151_936, between_products=9216, routed=8 * (2048 + 2048))
+    routed = ForwardWidths(hidden=2048, vocabulary=151_936, between_matmuls=9216, routed=8 * (2048 + 2048))
     buffers = 8192 * 8 * 4096 * 2
     kept = working_memory(routed, engine=VLLM_0_19, limits=LARGE, device=H100)
     without = working_memory(replace(routed, routed=0), engine=VLLM_0_19, limits=LARGE, device=H100)

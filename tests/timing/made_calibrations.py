@@ -45,7 +45,7 @@ def calibration(*tables: RateTable, fresh_byte_s: float | None = None) -> Calibr
     )
 
 
-def product_seconds(rows: int, columns: int, depth: int) -> float:
+def matmul_seconds(rows: int, columns: int, depth: int) -> float:
     """A machine of 1 TFLOP/s that reads weights of two bytes at 10 GB/s, and overlaps nothing."""
     return 2 * rows * columns * depth / 1e12 + 2 * columns * depth / 1e10
 

@@ -13,12 +13,12 @@ ONE = Band(0.9, 1.2, 1.0)
 
 
 def test_one_kernel_keeps_its_band() -> None:
-    found = combined([BandOfKind("products", ONE)])
+    found = combined([BandOfKind("matmuls", ONE)])
     assert (found.low, found.high, found.expected) == pytest.approx((0.9, 1.2, 1.0))
 
 
 def test_kernels_of_one_kind_cancel_in_part() -> None:
-    found = combined([BandOfKind("products", ONE)] * 4)
+    found = combined([BandOfKind("matmuls", ONE)] * 4)
     width = math.sqrt((SYSTEMATIC_SHARE * 4 * 0.2) ** 2 + (1 - SYSTEMATIC_SHARE**2) * 4 * 0.2**2)
     assert found.expected == pytest.approx(4.0)
     assert found.high == pytest.approx(4 + width)
@@ -26,15 +26,15 @@ def test_kernels_of_one_kind_cancel_in_part() -> None:
 
 
 def test_kinds_are_wrong_by_themselves() -> None:
-    alike = combined([BandOfKind("products", ONE)] * 2)
-    apart = combined([BandOfKind("products", ONE), BandOfKind("attention", ONE)])
+    alike = combined([BandOfKind("matmuls", ONE)] * 2)
+    apart = combined([BandOfKind("matmuls", ONE), BandOfKind("attention", ONE)])
     assert apart.high == pytest.approx(2 + math.hypot(0.2, 0.2))
     assert apart.high < alike.high
     assert apart.low > alike.low
 
 
 def test_a_kernel_that_runs_often_is_wrong_in_the_same_way() -> None:
-    found = combined([BandOfKind("products", ONE.times(10))])
+    found = combined([BandOfKind("matmuls", ONE.times(10))])
     assert (found.low, found.high) == pytest.approx((9.0, 12.0))
 
 

@@ -96,13 +96,13 @@ def test_what_cannot_be_predicted_is_listed_and_warned_about() -> None:
     assert "vendor.fused.default (1)" in warnings[0]
 
 
-def test_products_in_a_dtype_that_was_not_measured_are_not_told_from_narrow_ones() -> None:
+def test_matmuls_in_a_dtype_that_was_not_measured_are_not_told_from_narrow_ones() -> None:
     sizes = {"rows": (1, 64), "columns": (16, 256), "depth": (320, 1280)}
-    narrow = table("narrow_product", "float32", sizes, lambda rows, columns, depth: 1e-9 * rows * columns * depth)
+    narrow = table("narrow_matmul", "float32", sizes, lambda rows, columns, depth: 1e-9 * rows * columns * depth)
     x, weight = tensor(4, 1280, dtype="float32"), tensor(896, 1280, dtype="float32")
-    product = kind("aten.linear.default", {"input": x, "weight": weight}, tensor(4, 896, dtype="float32"))
+    matmul = kind("aten.linear.default", {"input": x, "weight": weight}, tensor(4, 896, dtype="float32"))
     router = kind("aten.linear.default", {"input": x, "weight": tensor(64, 1280, dtype="float32")}, tensor(4, 64))
-    assert CalibratedRates(calibration(narrow)).duration(OpRun(product)) is None
+    assert CalibratedRates(calibration(narrow)).duration(OpRun(matmul)) is None
     assert CalibratedRates(calibration(narrow)).duration(OpRun(router)) is not None
 
 

@@ -163,7 +163,9 @@ def test_an_all_reduce_over_four_real_nodes_is_above_the_bound(mebibytes: int) -
     assert time.low_ns is not None
     assert time.high_ns is not None
     assert time.bound_ns < time.low_ns < taken_ns
-    assert taken_ns < time.high_ns or mebibytes < 128  # that network needs longer for short messages: see docs/links.md
+    assert (
+        taken_ns < time.high_ns or mebibytes < 128
+    )  # that network needs longer for short messages: see docs/reference/links.md
 
 
 def test_what_is_not_known_is_unknown_and_never_zero() -> None:

@@ -16,9 +16,9 @@ from llm_perf_opt.ops.table import calibrated_work_of, kernels_of
 from llm_perf_opt.timing.collective_time import (
     NO_CLUSTER,
     NO_GROUP,
-    beside,
     collective_time,
     communication_of,
+    overlapped,
     sent_bytes,
 )
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates
@@ -95,18 +95,18 @@ def test_the_time_of_160_collectives_is_160_times_that_of_one() -> None:
     ids=["no cluster", "no group"],
 )
 def test_what_has_no_time_is_listed_and_never_zero(found: Collective | None, cluster: object, why: str) -> None:
-    exchanged = communication_of({kernel(found): 3}, cluster)  # type: ignore[arg-type]
-    assert exchanged is not None
-    assert exchanged.band is None
-    assert exchanged.exposed(Band(1.0, 1.0)) is None
-    assert exchanged.unknown == {why: 3}
+    communication = communication_of({kernel(found): 3}, cluster)  # type: ignore[arg-type]
+    assert communication is not None
+    assert communication.band is None
+    assert communication.exposed(Band(1.0, 1.0)) is None
+    assert communication.unknown == {why: 3}
 
 
 def test_ranks_that_the_cluster_does_not_have_are_unknown() -> None:
     beyond = replace(collective("all-reduce"), group=group_of(range(16)))
-    exchanged = communication_of({kernel(beyond): 1}, CLUSTER)
-    assert exchanged is not None
-    assert exchanged.band is None
+    communication = communication_of({kernel(beyond): 1}, CLUSTER)
+    assert communication is not None
+    assert communication.band is None
 
 
 def test_no_collectives_no_communication() -> None:
@@ -114,8 +114,8 @@ def test_no_collectives_no_communication() -> None:
 
 
 def test_the_low_edge_overlaps_and_the_high_edge_adds() -> None:
-    assert beside(Band(2.0, 3.0), Band(1.0, 5.0)) == Band(2.0, 8.0)
-    assert beside(Band(2.0, 3.0), Band(4.0, 5.0)) == Band(4.0, 8.0)
+    assert overlapped(Band(2.0, 3.0), Band(1.0, 5.0)) == Band(2.0, 8.0)
+    assert overlapped(Band(2.0, 3.0), Band(4.0, 5.0)) == Band(4.0, 8.0)
 
 
 def test_a_stage_with_an_all_reduce() -> None:
@@ -145,7 +145,7 @@ def test_the_claim_of_a_bound_keeps_every_reservation() -> None:
     device = CLUSTER.device
     rank: Any = SimpleNamespace(communication=object())
     alone: Any = SimpleNamespace(communication=None)
-    assert bound_claim(device, [alone]) == "Nothing beats the lower bound"
+    assert bound_claim(device, [alone]) == "No run is faster than the lower bound"
     claim = bound_claim(device, [alone, rank], with_experts=True)
-    assert "as traced" in claim and "touch fewer experts" in claim and "whole on every rank may" in claim
+    assert "as traced" in claim and "touch fewer experts" in claim and "shards what the plan replicates may be" in claim
     assert "measured rates" in bound_claim(replace(device, is_measured=True), [rank])

@@ -50,7 +50,7 @@ def vector(bytes_moved: int, avoidable_bytes: int = 0) -> Kernel:
     )
 
 
-def test_a_large_product_takes_its_flops_at_a_share_of_the_peak_and_a_fixed_cost() -> None:
+def test_a_large_matmul_takes_its_flops_at_a_share_of_the_peak_and_a_fixed_cost() -> None:
     kernel = matmul(8192, LARGE_WEIGHTS)
     time = kernel_time(kernel, CARD, PRIORS)
     full_s = kernel.flops / 1e14
@@ -68,14 +68,14 @@ def test_a_large_product_takes_its_flops_at_a_share_of_the_peak_and_a_fixed_cost
         (SMALL_WEIGHTS, 10, 0.259, 0.889),
     ],
 )
-def test_small_products_reach_less_of_the_peak(weights: int, rows: int, low: float, high: float) -> None:
+def test_small_matmuls_reach_less_of_the_peak(weights: int, rows: int, low: float, high: float) -> None:
     time = kernel_time(matmul(rows, weights), CARD, PRIORS)
     full_s = 2 * rows * weights / 1e14
     assert time.band.low == pytest.approx(2.84e-6 + full_s / high)
     assert time.band.high == pytest.approx(4.61e-6 + full_s / low)
 
 
-def test_nothing_exceeds_the_best_product_measured_on_the_device() -> None:
+def test_nothing_exceeds_the_best_matmul_measured_on_the_device() -> None:
     card = replace(CARD, achieved_flops_per_s={"bf16": 5 * 10**13})
     kernel = matmul(8192, LARGE_WEIGHTS)
     band = kernel_time(kernel, card, PRIORS).band

@@ -14,7 +14,7 @@ import pytest
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.hardware.priors import EagerRates, eager_rates
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
@@ -67,7 +67,7 @@ def recorded_kind(op: str, inputs: list[TensorMeta]) -> OpKind:
 def test_the_recordings_that_the_rates_were_read_from_are_given_back(
     device: str, kinds: int, median_error: float
 ) -> None:
-    """Products of the H100 are left to the tables. Of one kernel of each kind four in five lie in their band."""
+    """Matmuls of the H100 are left to the tables. Of one kernel of each kind four in five lie in their band."""
     errors, inside = [], []
     for kind, recorded_us in recorded_kinds(device):
         times = [eager_time(kernel, find_device(device)) for kernel in kernels_of(kind)]
@@ -91,7 +91,7 @@ def vector(pattern: AccessPattern, bytes_moved: int, dtype: str = "bfloat16") ->
     return Kernel(kind=kind, dtype=dtype, flops=0, skippable_flops=0, bytes_moved=bytes_moved, pattern=pattern)
 
 
-def product(rows: int, columns: int, depth: int, count: int = 1, pattern: AccessPattern | None = None) -> Kernel:
+def matmul(rows: int, columns: int, depth: int, count: int = 1, pattern: AccessPattern | None = None) -> Kernel:
     return Kernel(
         kind=KernelKind.MATMUL,
         dtype="bfloat16",
@@ -100,7 +100,7 @@ def product(rows: int, columns: int, depth: int, count: int = 1, pattern: Access
         bytes_moved=2 * count * (rows * depth + columns * depth + rows * columns),
         rows=rows * count,
         weights=columns * depth,
-        shape=ProductShape(rows=rows, columns=columns, depth=depth, count=count),
+        shape=MatmulShape(rows=rows, columns=columns, depth=depth, count=count),
         pattern=pattern,
     )
 
@@ -144,26 +144,26 @@ def test_on_another_device_values_go_with_units_and_clock_and_the_band_is_wider(
     assert there.band.high / there.band.low > here.band.high / here.band.low
 
 
-def test_an_unaligned_product_takes_a_share_of_the_peak_on_whole_tiles() -> None:
-    """96 products of 3,137 rows fill the device; 4 tiles of 128 x 128 keep 4 of 132 units busy."""
-    rate = rates_of("h100-sxm").product
-    large = product(3137, 3137, 64, count=96, pattern=AccessPattern.UNALIGNED)
+def test_an_unaligned_matmul_takes_a_share_of_the_peak_on_whole_tiles() -> None:
+    """96 matmuls of 3,137 rows fill the device; 4 tiles of 128 x 128 keep 4 of 132 units busy."""
+    rate = rates_of("h100-sxm").matmul
+    large = matmul(3137, 3137, 64, count=96, pattern=AccessPattern.UNALIGNED)
     computing = 1e6 * large.flops / (H100.peak("bfloat16") * rate.unaligned_odd)
     assert expected_us(large, "h100-sxm") == pytest.approx(rate.floor_us + computing)
-    small = product(256, 254, 768, pattern=AccessPattern.UNALIGNED)
+    small = matmul(256, 254, 768, pattern=AccessPattern.UNALIGNED)
     computing = 1e6 * small.flops / (H100.peak("bfloat16") * rate.unaligned_even * 4 / 132)
     assert expected_us(small, "h100-sxm") == pytest.approx(rate.floor_us + computing)
 
 
-def test_a_stack_of_tiny_products_takes_its_time_per_matrix() -> None:
-    rate = rates_of("mi300x").product
-    kernel = product(8, 8, 64, count=37632)
+def test_a_stack_of_tiny_matmuls_takes_its_time_per_matrix() -> None:
+    rate = rates_of("mi300x").matmul
+    kernel = matmul(8, 8, 64, count=37632)
     by_hand = rate.floor_us + 37632 * rate.small_matrix_us / 304
     assert expected_us(kernel, "mi300x") == pytest.approx(by_hand)
 
 
-def test_plain_products_of_nvidia_are_left_to_the_tables_and_those_of_amd_go_by_size() -> None:
-    kernel = product(4096, 4096, 4096)
+def test_plain_matmuls_of_nvidia_are_left_to_the_tables_and_those_of_amd_go_by_size() -> None:
+    kernel = matmul(4096, 4096, 4096)
     assert eager_time(kernel, H100) is None
     assert expected_us(kernel, "mi300x") > 1e6 * kernel.flops / MI300X.achieved_flops_per_s["bf16"]
 
@@ -188,21 +188,21 @@ def test_flash_attention_works_on_whole_tiles_and_a_causal_mask_halves_them() ->
     assert eager_time(replace(kernel, shape=replace(shape, queries=1)), H100) is None
 
 
-def test_a_product_launched_alone_takes_longer_than_in_a_table_and_its_library_may_be_another() -> None:
+def test_a_matmul_launched_alone_takes_longer_than_in_a_table_and_its_library_may_be_another() -> None:
     table = Band(8e-6, 12e-6, 10e-6)
-    rate = rates_of("h100-sxm").product
+    rate = rates_of("h100-sxm").matmul
     release, gap = rate.release_spread, rate.table_gap_us
     assert release is not None
     assert gap is not None
-    alone = launched_alone(table, product(128, 512, 512), H100)
+    alone = launched_alone(table, matmul(128, 512, 512), H100)
     assert alone.low == pytest.approx(8e-6 * release.low + gap.low * 1e-6)
     assert alone.high == pytest.approx(12e-6 * release.high + gap.high * 1e-6)
     assert alone.expected == pytest.approx(10e-6 + gap.expected * 1e-6)
-    one_row = launched_alone(table, product(1, 512, 512), H100)
+    one_row = launched_alone(table, matmul(1, 512, 512), H100)
     assert one_row.low == pytest.approx(8e-6 * release.low)
-    elsewhere = launched_alone(table, product(128, 512, 512), A100)
+    elsewhere = launched_alone(table, matmul(128, 512, 512), A100)
     assert elsewhere.low == pytest.approx(8e-6 * release.low)
-    assert launched_alone(table, product(128, 512, 512), MI300X) == table
+    assert launched_alone(table, matmul(128, 512, 512), MI300X) == table
     assert launched_alone(table, vector(AccessPattern.VECTORISED, 8), H100) == table
 
 

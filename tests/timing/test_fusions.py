@@ -17,7 +17,7 @@ from llm_perf_opt.costs.necessary.stage_needs import contexts_of
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, MatmulShape
 from llm_perf_opt.ops.op import KernelKind
 from llm_perf_opt.ops.table import kernels_of
 from llm_perf_opt.timing.engine_kernels import engine_rules, fused_run
@@ -84,7 +84,7 @@ def shapes_of(graph: CallGraph, kind: type) -> set[Any]:
     return {kernel.shape for _, kernel in fused_run(graph).sequence if isinstance(kernel.shape, kind)}
 
 
-def test_products_of_one_input_are_found_in_order(models: dict[str, dict[str, CallGraph]]) -> None:
+def test_matmuls_of_one_input_are_found_in_order(models: dict[str, dict[str, CallGraph]]) -> None:
     def shared(graph: CallGraph) -> tuple[tuple[int, ...], ...]:
         return readers_of_one_input(graph, anatomy_of(graph))
 
@@ -127,12 +127,12 @@ def test_attention_does_the_pairs_that_a_mask_leaves(models: dict[str, dict[str,
             assert one.kernels[0].flops == whole
 
 
-def test_queries_keys_and_values_of_llama_are_one_product(models: dict[str, dict[str, CallGraph]]) -> None:
+def test_queries_keys_and_values_of_llama_are_one_matmul(models: dict[str, dict[str, CallGraph]]) -> None:
     """32 query heads and 8 key heads of 128: 4096 + 1024 + 1024 columns; gate and up: twice 14336."""
-    shapes = shapes_of(models["dense"]["decode"], ProductShape)
-    assert ProductShape(rows=BATCH, columns=6144, depth=4096) in shapes
-    assert ProductShape(rows=BATCH, columns=28672, depth=4096) in shapes
-    assert ProductShape(rows=BATCH, columns=4096, depth=14336) in shapes
+    shapes = shapes_of(models["dense"]["decode"], MatmulShape)
+    assert MatmulShape(rows=BATCH, columns=6144, depth=4096) in shapes
+    assert MatmulShape(rows=BATCH, columns=28672, depth=4096) in shapes
+    assert MatmulShape(rows=BATCH, columns=4096, depth=14336) in shapes
     (attention,) = shapes_of(models["dense"]["decode"], AttentionShape)
     assert (attention.heads, attention.key_heads, attention.keys, attention.window) == (32, 8, PROMPT + 1, None)
     launches = [kernel.kind for _, kernel in fused_run(models["dense"]["decode"]).sequence]
@@ -140,7 +140,7 @@ def test_queries_keys_and_values_of_llama_are_one_product(models: dict[str, dict
     assert launches.count(KernelKind.VECTOR) == 2 * 4 + 1, "norm, rotary, norm, activation; the last norm"
 
 
-def test_an_input_is_read_once_by_products_that_are_joined(models: dict[str, dict[str, CallGraph]]) -> None:
+def test_an_input_is_read_once_by_matmuls_that_are_joined(models: dict[str, dict[str, CallGraph]]) -> None:
     one, *_ = rules_of(models["dense"]["decode"], Fusion.QKV)
     assert one.kernels[0].bytes_moved == 2 * (BATCH * 4096 + 6144 * 4096 + BATCH * 6144)
 
@@ -159,13 +159,13 @@ def test_the_loop_over_experts_is_the_same_kernel(tmp_path: Path) -> None:
 
 
 def test_a_step_on_latent_vectors_absorbs_their_expansion(models: dict[str, dict[str, CallGraph]]) -> None:
-    """DeepSeek: 128 heads, rank 512, 128 + 64 wide keys, 128 wide values. Two products per head in place of one."""
+    """DeepSeek: 128 heads, rank 512, 128 + 64 wide keys, 128 wide values. Two matmuls per head in place of one."""
     graph = models["latent"]["decode"]
     one, other = rules_of(graph, Fusion.ABSORBED)
     shapes = [kernel.shape for kernel in one.kernels]
     assert shapes == [
-        ProductShape(rows=BATCH, columns=512, depth=128, count=128),
-        ProductShape(rows=BATCH, columns=128, depth=512, count=128),
+        MatmulShape(rows=BATCH, columns=512, depth=128, count=128),
+        MatmulShape(rows=BATCH, columns=128, depth=512, count=128),
     ]
     assert [kernel.flops for kernel in other.kernels] == 2 * [2 * BATCH * 128 * 512 * 128]
     (attention,) = shapes_of(graph, AttentionShape)
@@ -202,7 +202,7 @@ def test_fused_vector_ops_move_what_crosses_their_border(models: dict[str, dict[
     moved = [kernel.bytes_moved - kernel.avoidable_bytes for _, kernel in sequence if kernel.kind is KernelKind.VECTOR]
     state = BATCH * 4096 * 2
     assert 4 * state + 4096 * 2 in moved
-    assert 3 * BATCH * 14336 * 2 in moved, "gate and up in, their product out"
+    assert 3 * BATCH * 14336 * 2 in moved, "gate and up in, their matmul out"
 
 
 def test_a_report_names_the_rules(models: dict[str, dict[str, CallGraph]]) -> None:

@@ -16,7 +16,7 @@ MAKE = kind("aten.zeros.default", {}, X, output_aliases=(-1,))
 
 
 def run_of(*steps: tuple[int, int]) -> CallGraph:
-    """Each step is one op that makes a block of so many bytes, which lives for so many ops."""
+    """Each step is one op that makes a block of this many bytes, which lives for this many ops."""
     run = CallGraphBuilder()
     ends: dict[int, list[int]] = {}
     for op, (size, life) in enumerate(steps):

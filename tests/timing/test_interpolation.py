@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.timing.calibrated_rates import time_at
-from tests.timing.made_calibrations import close, product_seconds, table
+from tests.timing.made_calibrations import close, matmul_seconds, table
 
 SIZES = st.integers(1, 4096)
 
@@ -18,18 +18,18 @@ def test_a_power_law_is_told_exactly_between_the_ticks(rows: int, columns: int, 
 
 def test_a_time_at_a_tick_is_the_measured_one() -> None:
     ticks = {"rows": (1, 8, 64), "columns": (640, 1280), "depth": (640, 1280)}
-    measured = table("product", "bfloat16", ticks, product_seconds)
+    measured = table("matmul", "bfloat16", ticks, matmul_seconds)
     found = time_at(measured, {"rows": 8, "columns": 1280, "depth": 640})
-    assert close(found.median_s, product_seconds(8, 1280, 640))
+    assert close(found.median_s, matmul_seconds(8, 1280, 640))
 
 
 def test_a_bend_between_bandwidth_and_arithmetic_costs_little() -> None:
     """Doubling steps, as the calibration takes them: 100 rows are where the two times of this machine are equal."""
     ticks = {"rows": tuple(2**power for power in range(13)), "columns": (640, 1280), "depth": (640, 1280)}
-    measured = table("product", "bfloat16", ticks, product_seconds)
+    measured = table("matmul", "bfloat16", ticks, matmul_seconds)
     for rows in range(1, 4096, 7):
         found = time_at(measured, {"rows": rows, "columns": 1000, "depth": 900})
-        assert found.median_s == pytest.approx(product_seconds(rows, 1000, 900), rel=0.035)
+        assert found.median_s == pytest.approx(matmul_seconds(rows, 1000, 900), rel=0.035)
 
 
 @pytest.mark.parametrize(("growth", "expected"), [(0, 5.0), (1, 15.0), (2, 45.0)])

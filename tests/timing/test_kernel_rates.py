@@ -11,7 +11,7 @@ from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.hardware.links import parse_cluster
-from llm_perf_opt.ops.kernel_shape import ProductShape
+from llm_perf_opt.ops.kernel_shape import MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing import kernel_rates
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
@@ -38,7 +38,7 @@ def rates_of(execution: Execution = Execution.FUSED, engine: str | None = "vllm"
     return found
 
 
-def product(columns: int, depth: int, rows: int = ROWS, weight_format: str = "bfloat16") -> Kernel:
+def matmul(columns: int, depth: int, rows: int = ROWS, weight_format: str = "bfloat16") -> Kernel:
     return Kernel(
         kind=KernelKind.MATMUL,
         dtype="bfloat16",
@@ -47,7 +47,7 @@ def product(columns: int, depth: int, rows: int = ROWS, weight_format: str = "bf
         bytes_moved=2 * (rows * depth + columns * depth + rows * columns),
         rows=rows,
         weights=columns * depth,
-        shape=ProductShape(rows=rows, columns=columns, depth=depth, weight_format=weight_format),
+        shape=MatmulShape(rows=rows, columns=columns, depth=depth, weight_format=weight_format),
     )
 
 
@@ -57,13 +57,13 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CallGraph]:
     return traced(tmp_path_factory.mktemp("dense"), config, batch=ROWS, prompt_tokens=1024)
 
 
-def test_a_product_of_the_grid_takes_the_time_of_its_row() -> None:
+def test_a_matmul_of_the_grid_takes_the_time_of_its_row() -> None:
     """The row itself, read from the file: 16 rows, 6144 columns, depth 4096, the projections of Llama-3.1-8B."""
     table = newest("h100_sxm", "gemm", "vllm")
     assert table is not None
     found = read_rows(table, ("m",), where="gemm_dtype = 'bfloat16' and m = 16 and n = 6144 and k = 4096")
     (measured,) = found["seconds"].tolist()
-    (time,) = rates_of().duration(product(6144, 4096)) or ()
+    (time,) = rates_of().duration(matmul(6144, 4096)) or ()
     assert time.origin == TimeOrigin.MEASURED
     assert time.band.expected == pytest.approx(measured, rel=0.12), "but for rows above the monotone envelope"
     assert time.band.low <= (time.band.expected or 0.0) <= time.band.high
@@ -87,7 +87,7 @@ def test_kernels_that_read_from_caches_do_not_make_a_step_faster_than_memory(den
     """Kernels of a nanosecond: the bytes at the best bandwidth of the tables are expected, by the roofline."""
     rates = rates_of()
     work = stage_works(dense["decode"])
-    shapes = {piece.shape for some in rates.pieces(dense["decode"], work).values() for piece, _ in some}
+    shapes = {piece.shape for stage in rates.pieces(dense["decode"], work).values() for piece, _ in stage.pieces}
     instant = kernel_rates.KernelTime(TimeOrigin.MEASURED, Band(1e-9, 1e-9, 1e-9))
     rates._known.update(dict.fromkeys((shape for shape in shapes if shape is not None), instant))
     (stage,) = predict(dense["decode"], rates)
@@ -120,7 +120,7 @@ def test_prefill_stays_above_its_bound_in_both_executions(dense: dict[str, CallG
 
 
 def test_what_no_table_describes_takes_the_roofline() -> None:
-    odd = product(64, 64, weight_format="float64")
+    odd = matmul(64, 64, weight_format="float64")
     (time,) = rates_of().duration(odd) or ()
     (below,) = DataSheetRates(H100, Execution.FUSED).duration(odd) or ()
     assert (time.origin, time.source) == (TimeOrigin.ROOFLINE, below.source)
@@ -165,7 +165,7 @@ def test_other_vendors_and_missing_packages_leave_the_data_sheet(monkeypatch: py
 def test_a_device_without_tables_is_scaled_and_says_so() -> None:
     found = table_rates(DataSheetRates(find_device("a100-sxm-40g"), Execution.FUSED))
     assert found is not None
-    (time,) = found.duration(product(4096, 4096)) or ()
+    (time,) = found.duration(matmul(4096, 4096)) or ()
     assert time.origin == TimeOrigin.SCALED
     assert any("a100-sxm-80g" in note.text for note in found.notes())
 

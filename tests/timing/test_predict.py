@@ -18,7 +18,7 @@ from llm_perf_opt.timing.predict import predict, total_wall
 from llm_perf_opt.timing.prediction_report import prediction_report
 from llm_perf_opt.timing.stage_work import stage_works
 from tests.costs.small_run import PROJECT_FLOPS, small_run
-from tests.timing.made_calibrations import calibration, product_seconds, table
+from tests.timing.made_calibrations import calibration, matmul_seconds, table
 from tests.timing.made_decode import CACHE_BYTES, EXPERTS, LAYERS, WEIGHT_BYTES, X_BYTES, made_decode
 
 CARD = Device(
@@ -74,14 +74,14 @@ def test_a_trace_that_follows_no_memory_has_a_bound_from_flops_alone() -> None:
     assert vision.lower_bound.seconds == pytest.approx(2 * PROJECT_FLOPS / 1e13)
 
 
-def test_experts_become_one_product_per_layer_and_layers_stay_apart() -> None:
+def test_experts_become_one_matmul_per_layer_and_layers_stay_apart() -> None:
     kernels = fused_kernels(made_decode())["decode"]
-    products = {kernel: count for kernel, count in kernels.items() if kernel.kind is KernelKind.MATMUL}
-    ((product, count),) = products.items()
+    matmuls = {kernel: count for kernel, count in kernels.items() if kernel.kind is KernelKind.MATMUL}
+    ((matmul, count),) = matmuls.items()
     assert count == LAYERS
-    assert product.flops == EXPERTS * 2 * 4 * 8 * 8
-    assert product.rows == 4
-    assert sum(kernels.values()) == 2 * LAYERS + 1, "vector work before the first product and after each"
+    assert matmul.flops == EXPERTS * 2 * 4 * 8 * 8
+    assert matmul.rows == 4
+    assert sum(kernels.values()) == 2 * LAYERS + 1, "vector work before the first matmul and after each"
     eager = stage_works(made_decode())[0].kernels
     for figure in ("flops", "bytes_moved"):
         assert sum(getattr(kernel, figure) * n for kernel, n in kernels.items()) == sum(
@@ -133,7 +133,7 @@ def test_a_stage_of_a_calibrated_machine_that_its_launches_bind_has_a_band() -> 
     """The whole way: the tries of a calibration, its file of devices, the table that is printed."""
     ticks = {"rows": (1, 64), "columns": (640,), "depth": (640,)}
     machine = calibration(
-        table("product", "bfloat16", ticks, product_seconds),
+        table("matmul", "bfloat16", ticks, matmul_seconds),
         table("copy", "bfloat16", {"elements": (16, 10**6)}, lambda count: count * 1e-10),
         table("arithmetic", "float32", {"elements": (16,)}, lambda count: 1e-3, spread=0.25),
     )
@@ -143,19 +143,19 @@ def test_a_stage_of_a_calibrated_machine_that_its_launches_bind_has_a_band() -> 
     wanted = ("data sheet low", "data sheet high", "bound by")
     ((low, high, bound_by),) = ([row[names.index(name)] for name in wanted] for row in stages.rows)
     assert (low, high) == (pytest.approx(LAUNCHES * 0.75e-3), pytest.approx(LAUNCHES * 1.25e-3))
-    assert bound_by == "launches"
+    assert bound_by == "kernel launches"
 
 
 @pytest.mark.parametrize(
     ("is_measured", "claim"),
-    [(False, "Nothing beats the lower bound"), (True, "measured rates, which a quiet moment may beat")],
+    [(False, "No run is faster than the lower bound"), (True, "measured rates; a run in a quiet moment may be faster")],
 )
 def test_only_a_data_sheet_gives_a_bound_that_nothing_beats(is_measured: bool, claim: str) -> None:
     report = prediction_report((made_decode(),), DataSheetRates(replace(CARD, is_measured=is_measured)))
     notes = " ".join(note.text for note in report.notes)
     assert claim in notes
     assert claim in report.charts[0].caption
-    assert ("Nothing beats" in notes) is not is_measured
+    assert ("No run is faster" in notes) is not is_measured
 
 
 @pytest.mark.parametrize("execution", Execution)
@@ -179,7 +179,7 @@ def test_the_report_shows_bound_band_and_limit_and_says_what_it_rests_on() -> No
         bound, low, high = (row[names.index(name)] for name in ("lower bound", "data sheet low", "data sheet high"))
         assert isinstance(bound, float) and isinstance(low, float) and isinstance(high, float)
         assert bound <= low <= high
-    assert stages.footer[names.index("launches")] == 4 + 3 + 4 * LAUNCHES
+    assert stages.footer[names.index("kernel launches")] == 4 + 3 + 4 * LAUNCHES
     assert len(details.rows) == 3
     notes = " ".join(note.text for note in report.notes)
     assert "The 4 steps of the decode take" in notes
@@ -223,7 +223,9 @@ def test_what_an_engine_launches_has_another_name_than_the_launches_of_the_code(
     assert fused.launches == LAUNCHES
     assert fused.engine_kernels == sum(piece.count for piece in fused.pieces)
     reports = [prediction_report((graph,), DataSheetRates(CARD, execution)) for execution in Execution]
-    counts = [{"launches", "engine kernels"} & {one.name for one in report.tables[0].columns} for report in reports]
-    assert counts == [{"launches"}, {"engine kernels"}]
-    told = [any("launches and the band" in note.text for note in report.notes) for report in reports]
+    counts = [
+        {"kernel launches", "engine kernels"} & {one.name for one in report.tables[0].columns} for report in reports
+    ]
+    assert counts == [{"kernel launches"}, {"engine kernels"}]
+    told = [any("kernel launches and the band" in note.text for note in report.notes) for report in reports]
     assert told == [True, False]

@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published.cases import REASONS, decode_graph, decode_step_row, prefill_graph
-from benchmarks.published.rtx5090 import predicted_decode, predicted_prefill, rtx5090_rows
-from benchmarks.published_throughput import DATA, PAGE, by_id, facts, sections
+from benchmarks.published_throughput import (
+    DATA,
+    PAGE,
+    REASONS,
+    by_id,
+    decode_graph,
+    decode_step_row,
+    facts,
+    predicted_decode,
+    predicted_prefill,
+    prefill_graph,
+    rtx5090_rows,
+    sections,
+)
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds, ops_of
 from llm_perf_opt.costs.necessary.read_once import preparation
@@ -23,14 +34,14 @@ MEASURED = by_id(facts("deepseek_ocr/measured-gpu.json"))
 SUMMARY = MEASURED["rtx5090-derived-summary"]["metrics"]
 PUBLISHED = facts("published.json")
 FAMILY_OF_OP = {  # the families of the kernel summary, and the ops that launch their kernels
-    "product": ("linear", "matmul"),
+    "matmul": ("linear", "matmul"),
     "copy_cat_cast": ("to", "cat", "reshape", "contiguous", "clone", "pad"),
     "index_sort_topk": ("topk", "scatter", "argsort", "index", "index_put", "embedding"),
     "reduce": ("mean", "sum"),
     "attention": ("scaled_dot_product_attention",),
 }
 FAMILY_ON_PAGE = {
-    "product": "matrix products",
+    "matmul": "matmuls",
     "elementwise": "elementwise, softmax",
     "copy_cat_cast": "copies, casts, concatenations",
     "index_sort_topk": "index, sort, top-k",
@@ -94,15 +105,15 @@ def page_section(title: str) -> str:
 
 @pytest.mark.slow
 def test_the_launches_of_the_trace_are_those_of_the_profiler_but_for_named_families() -> None:
-    """Products and reductions agree; casts, sorting and split attention account for what is missing."""
+    """Matmuls and reductions agree; casts, sorting and split attention account for what is missing."""
     counted = launches_by_family(decode_graph(913))
     families = MEASURED["rtx5090-kernels-decode"]["metrics"]["by_family"]
     profiled = {family: families[family]["launches"] / 64 for family in families}
-    profiled["product"] = profiled.pop("gemv") + profiled.pop("gemm")
+    profiled["matmul"] = profiled.pop("gemv") + profiled.pop("gemm")
     profiled["elementwise"] += profiled.pop("softmax")
     assert sum(profiled.values()) == SUMMARY["decode_kernel_launches_per_token"] == 1219
     assert counted.total() == predicted_decode().launches == 1114
-    assert abs(counted["product"] - profiled["product"]) <= 1
+    assert abs(counted["matmul"] - profiled["matmul"]) <= 1
     assert abs(counted["reduce"] - profiled["reduce"]) <= 2
     assert profiled["attention"] == 2 * counted["attention"]
     for family, count in profiled.items():

@@ -1,4 +1,4 @@
-"""The bound of one rank by hand-worked numbers: what every engine must exchange, and the smaller of two shares."""
+"""The collectives that every engine which runs a plan needs, by hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from llm_perf_opt.core.hardware.links import Cluster, Link, LinkKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.costs.necessary.decoder_needs import decoder_needs
-from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, Reason, necessary_by_stage
+from llm_perf_opt.costs.necessary.stage_needs import Reason, necessary_by_stage
 from llm_perf_opt.costs.parameters import active_parameters
-from llm_perf_opt.timing.rank_bound import exchange_s, is_of_weights, least_exchanges, rank_bound
+from llm_perf_opt.timing.rank_bound import communication_s, is_of_weights, least_collectives
 
 LAYERS, HIDDEN, BATCH, PROMPT = 3, 64, 8, 5
 DECODER = {
@@ -62,7 +62,7 @@ def traced(folder: Path, configuration: dict[str, Any], **plan: int) -> dict[str
 
 
 def kinds(graph: CallGraph) -> dict[tuple[str, int], int]:
-    (stage,) = least_exchanges(graph).values()
+    (stage,) = least_collectives(graph).values()
     return {(str(one.kind), one.payload_bytes): count for one, count in stage.items()}
 
 
@@ -127,40 +127,19 @@ def test_fully_sharded_a_rank_computes_and_reads_what_one_device_does(tmp_path: 
         assert active_parameters(rank[phase]) == active_parameters(alone[phase])
 
 
-def work(flops: int, read: int) -> NecessaryWork:
-    return NecessaryWork(
-        flops_by_dtype={"bfloat16": flops},
-        weight_bytes=read,
-        expert_bytes=0,
-        fewest_expert_bytes=0,
-        cache_bytes=0,
-        other_bytes=0,
-    )
-
-
 def all_reduce(payload: int, ranks: int) -> Collective:
     return Collective(
         kind=CollectiveKind.ALL_REDUCE, payload_bytes=payload, group=GroupRanks(ranks, 0, ranks - 1, 1), axis="tp"
     )
 
 
-def test_compute_memory_and_links_may_overlap() -> None:
-    """2,000 FLOPs take 2 s, 100 bytes 1 s, and an all-reduce of 2,000 bytes sends 2 x 3/4 of them: 3 s."""
-    bound = rank_bound(work(2000, 100), {all_reduce(2000, 4): 2}, CLUSTER)
-    assert (bound.compute_s, bound.bandwidth_s) == (2, 1)
-    assert bound.communication_s == pytest.approx(2 * 3)
-    assert bound.seconds == pytest.approx(6)
-
-
-def test_the_smaller_of_the_rank_and_its_share_of_the_whole_counts() -> None:
-    """The rank replicates a product that engines split: a quarter of the whole is what one of four must do."""
-    bound = rank_bound(work(2000, 100), {}, CLUSTER, whole=work(4000, 1200), ranks=4)
-    assert (bound.compute_s, bound.bandwidth_s, bound.communication_s) == (1, 1, 0)
-    assert rank_bound(work(2000, 100), {}, CLUSTER).compute_s == 2
+def test_collectives_run_one_after_the_other_on_the_links() -> None:
+    """An all-reduce of 2,000 bytes between 4 ranks sends 2 x 3/4 of them at 1,000 bytes/s: 3 s, and there are two."""
+    assert communication_s({all_reduce(2000, 4): 2}, CLUSTER) == pytest.approx(2 * 3)
 
 
 def test_a_link_that_is_not_known_adds_nothing_to_a_bound() -> None:
-    assert exchange_s({all_reduce(2000, 4): 1}, Cluster(device=DEVICE, per_node=8)) == 0
+    assert communication_s({all_reduce(2000, 4): 1}, Cluster(device=DEVICE, per_node=8)) == 0
 
 
 def test_gathered_weights_are_found_by_axis_or_by_ranks() -> None:

@@ -17,15 +17,15 @@ from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.lower_bound import LowerBound
 from llm_perf_opt.timing.predict import predict
 from llm_perf_opt.timing.prediction_report import prediction_report
-from llm_perf_opt.timing.rates import Band, Piece, Pieces, RateSource, RateTime
+from llm_perf_opt.timing.rates import Band, Piece, RateSource, RateTime, StagePieces
 from llm_perf_opt.timing.stage_work import StageWork
 from tests.timing.made_calibrations import calibration, table
 from tests.timing.made_decode import EXPERTS, LAYERS, made_decode
 
-PRODUCT_S = 7e-6
-PRODUCTS = LAYERS * EXPERTS
+MATMUL_S = 7e-6
+MATMULS = LAYERS * EXPERTS
 MACHINE = calibration(
-    table("narrow_product", "bfloat16", {"rows": (1, 64), "columns": (8, 64), "depth": (8, 64)}, lambda m, n, k: 1e-6),
+    table("narrow_matmul", "bfloat16", {"rows": (1, 64), "columns": (8, 64), "depth": (8, 64)}, lambda m, n, k: 1e-6),
     table("silu", "bfloat16", {"elements": (16, 64)}, lambda count: 1e-7, spread=0.5),
     table("copy", "bfloat16", {"elements": (16, 1024)}, lambda count: 1e-7),
     table("gather", "bfloat16", {"elements": (16, 64), "width": (8,)}, lambda count, width: 1e-7),
@@ -63,18 +63,15 @@ class MeasuredKernels:
     def notes(self) -> Iterator[Note]:
         yield from self.below.notes()
 
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
         return self.below.pieces(graph, works)
 
     def meet(self, graphs: Iterable[CallGraph]) -> None:
         self.below.meet(graphs)
 
-    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
-        return self.below.expected_s(graph, works)
-
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         if isinstance(piece, Kernel) and piece.kind is KernelKind.MATMUL:
-            return (RateTime(source=self.name, rate="gemm", band=Band(PRODUCT_S, PRODUCT_S, PRODUCT_S)),)
+            return (RateTime(source=self.name, rate="gemm", band=Band(MATMUL_S, MATMUL_S, MATMUL_S)),)
         return self.below.duration(piece)
 
     def launch_time(self) -> Band:
@@ -122,7 +119,7 @@ def test_every_time_knows_its_source_and_its_rate() -> None:
     (stage,) = predict(made_decode(), MeasuredKernels(DataSheetRates(H100)))
     by_rate = stage.by_rate
     assert set(by_rate) == {("kernel table", "gemm"), ("data sheet", "vector")}
-    assert by_rate["kernel table", "gemm"].high == pytest.approx(PRODUCTS * PRODUCT_S)
+    assert by_rate["kernel table", "gemm"].high == pytest.approx(MATMULS * MATMUL_S)
 
 
 def test_a_time_is_expected_only_where_every_part_of_it_is() -> None:

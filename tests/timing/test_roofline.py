@@ -19,12 +19,12 @@ CARD = Device(
 
 
 def test_each_distinct_op_is_held_against_the_roofs() -> None:
-    """512 FLOPs at 256 per second take 2 s, 512 bytes at 512 per second 1 s; the run has three such products."""
+    """512 FLOPs at 256 per second take 2 s, 512 bytes at 512 per second 1 s; the run has three such matmuls."""
     assert (PROJECT_FLOPS, PROJECT_BYTES, ACTIVATE_BYTES) == (512, 512, 256)
-    product, activation = op_rooflines([small_run()], CARD)
-    assert (product.name, product.runs, product.shapes) == ("aten.mm.default", 3, "4x8, 8x8")
-    assert (product.at_roof_s, product.intensity, product.attainable_flops_per_s) == (6.0, 1.0, 256.0)
-    assert product.bound_by is BoundBy.COMPUTE
+    matmul, activation = op_rooflines([small_run()], CARD)
+    assert (matmul.name, matmul.runs, matmul.shapes) == ("aten.mm.default", 3, "4x8, 8x8")
+    assert (matmul.at_roof_s, matmul.intensity, matmul.attainable_flops_per_s) == (6.0, 1.0, 256.0)
+    assert matmul.bound_by is BoundBy.COMPUTE
     assert (activation.runs, activation.at_roof_s, activation.intensity) == (4, 2.0, 0.0)
     assert (activation.attainable_flops_per_s, activation.bound_by) == (None, BoundBy.BANDWIDTH)
 

@@ -1,4 +1,4 @@
-"""The type in which a product of stored weights runs, and the rate of a device that has engines for it or has none."""
+"""The type in which a matmul of stored weights runs, and the rate of a device that has engines for it or has none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.costs.made_kinds import kind, tensor
 ROWS, INPUTS, OUTPUTS = 4096, 8192, 8192
 
 
-def product(weight: str) -> OpKind:
+def matmul(weight: str) -> OpKind:
     return kind(
         "aten.linear.default",
         {"input": tensor(ROWS, INPUTS, dtype="bfloat16"), "weight": tensor(OUTPUTS, INPUTS, dtype=weight)},
@@ -27,7 +27,7 @@ def product(weight: str) -> OpKind:
 
 
 def kernel(weight: str) -> Kernel:
-    (only,) = kernels_of(product(weight))
+    (only,) = kernels_of(matmul(weight))
     return only
 
 
@@ -45,14 +45,14 @@ def kernel(weight: str) -> Kernel:
         ("nvfp4-a16", "bfloat16"),
     ],
 )
-def test_a_product_runs_in_the_type_of_the_format(weight: str, runs_in: str) -> None:
+def test_a_matmul_runs_in_the_type_of_the_format(weight: str, runs_in: str) -> None:
     assert kernel(weight).dtype == runs_in
 
 
 def test_the_bytes_are_those_of_the_stored_weight() -> None:
     """Activations in and out are 2 x 4096 x 8192 x 2 bytes; the weight is 4.25 bits a value instead of 16."""
     around = 2 * ROWS * INPUTS * 2
-    assert bytes_in_and_out(product("bfloat16")) == around + 2 * INPUTS * OUTPUTS
+    assert bytes_in_and_out(matmul("bfloat16")) == around + 2 * INPUTS * OUTPUTS
     assert kernel("mxfp4").bytes_moved == around + INPUTS * OUTPUTS * 17 // 32
 
 
@@ -73,14 +73,14 @@ def test_a_device_counts_with_its_own_engines_or_with_sixteen_bits(device: str, 
 
 
 @pytest.mark.parametrize("weight", ["fp8", "mxfp4", "nvfp4"])
-def test_without_engines_for_it_a_product_is_no_faster_than_in_sixteen_bits(weight: str) -> None:
-    """A large product is bound by its FLOPs, so the slow end of the band is that of 16 bits."""
+def test_without_engines_for_it_a_matmul_is_no_faster_than_in_sixteen_bits(weight: str) -> None:
+    """A large matmul is bound by its FLOPs, so the slow end of the band is that of 16 bits."""
     device, priors = find_device("a100-sxm-80g"), efficiency_priors()
     wide, narrow = (kernel_time(kernel(name), device, priors).band for name in ("bfloat16", weight))
     assert narrow.high == pytest.approx(wide.high)
 
 
-def test_with_engines_for_it_a_product_takes_half_the_time() -> None:
+def test_with_engines_for_it_a_matmul_takes_half_the_time() -> None:
     device, priors = find_device("h100-sxm"), efficiency_priors()
     wide, narrow = (kernel_time(kernel(name), device, priors).band for name in ("bfloat16", "fp8"))
     assert narrow.high == pytest.approx(wide.high / 2, rel=0.1)

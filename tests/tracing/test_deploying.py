@@ -87,7 +87,7 @@ def test_an_option_goes_before_the_checkpoint_and_its_warnings() -> None:
     assert graph.deployment == {"weights": "int4-g128", "weights_from": "what-if"}
     assert stored(graph)["layers.0.mlp.experts.down_proj"] == "int4-g128"
     assert notes(graph)[1] == (
-        "What-if: linear layers and expert stacks are stored so; "
+        "What-if: linear layers and expert stacks use this format; "
         "embeddings, output head, norms, routers and convolutions keep their type."
     )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,21 +15,15 @@ from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.plugins import make_workload
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.costs.coverage import priced_total
+from llm_perf_opt.costs.run_description import casts_of
+from llm_perf_opt.harness.tracers.hooks_tracer import HooksTracer
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrTinyAdapter
 
 
-def under_autocast(invoke: Callable[..., object]) -> Callable[..., object]:
-    def run(*args: Any) -> object:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            return invoke(*args)
-
-    return run
-
-
-def targets(dtype: str) -> tuple[Target, ...]:
+def targets(**workload: Any) -> tuple[Target, ...]:
     adapter = DeepSeekOcrTinyAdapter()
-    return adapter.targets(make_workload(adapter, image="70x100", mode="base", decode_steps=1, dtype=dtype))
+    return adapter.targets(make_workload(adapter, image="70x100", mode="base", decode_steps=1, **workload))
 
 
 def kinds_of(graph: CallGraph) -> dict[OpKind, int]:
@@ -50,9 +42,9 @@ def names_of(kinds: dict[OpKind, int]) -> Counter[str]:
 def test_autocast_adds_casts_to_a_model_in_16_bits_and_no_flop(phase: str) -> None:
     plain, cast = (
         kinds_of(WeightlessTracer(device="cuda").trace(target))
-        for found in targets("bfloat16")
-        if found.phase == phase
-        for target in (found, replace(found, invoke=under_autocast(found.invoke)))
+        for asked in ({}, {"autocast": "bfloat16"})
+        for target in targets(**asked)
+        if target.phase == phase
     )
     assert priced_total(cast)[0].flops == priced_total(plain)[0].flops > 0
     more = names_of(cast) - names_of(plain)
@@ -74,5 +66,24 @@ class Cast(nn.Module):
 
 def test_a_module_that_opens_autocast_is_traced_under_it() -> None:
     (graph,) = lpo.trace(Cast(), (torch.ones(3, 32),), torch_device="cuda").graphs
-    products = [kind for kind in graph.op_kinds if kind.name == "aten.linear.default"]
-    assert [(kind.inputs[1].dtype, kind.outputs[0].dtype) for kind in products] == [("bfloat16", "bfloat16")] * 2
+    matmuls = [kind for kind in graph.op_kinds if kind.name == "aten.linear.default"]
+    assert [(kind.inputs[1].dtype, kind.outputs[0].dtype) for kind in matmuls] == [("bfloat16", "bfloat16")] * 2
+
+
+def test_weights_in_32_bits_are_cast_and_the_casts_are_counted_and_told() -> None:
+    """A linear layer of 32 x 64 and a batch of 3: weight, bias and input are read in 4 bytes and written in 2."""
+    run = lpo.trace(nn.Linear(32, 64), (torch.ones(3, 32),), torch_device="cuda", autocast="bfloat16")
+    assert casts_of(run.graphs[0]) == (3, 6 * (64 * 32 + 64 + 3 * 32))
+    assert run.graphs[0].workload["autocast"] == "bfloat16"
+    told = [note.text for note in run.cost().report().notes if "autocast" in note.text]
+    assert any("3 casts" in text for text in told)
+    assert casts_of(lpo.trace(nn.Linear(32, 64), (torch.ones(3, 32),)).graphs[0]) == (0, 0)
+
+
+def test_a_real_run_is_under_the_same_autocast() -> None:
+    adapter = DeepSeekOcrTinyAdapter()
+    asked = make_workload(adapter, image="70x100", mode="base", decode_steps=0, dtype="float32", autocast="bfloat16")
+    (target,) = adapter.targets(asked)
+    graph = HooksTracer().trace(target)
+    (seen,) = graph.output_metadata["model.layers.0.self_attn.q_proj"]
+    assert seen.tensors[0].dtype == "bfloat16"

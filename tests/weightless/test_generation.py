@@ -7,7 +7,7 @@ import torch
 
 from llm_perf_opt.weightless import Engine
 
-transformers = pytest.importorskip("transformers", reason="needs the hf extra: pip install llm-perf-opt[hf]")
+transformers = pytest.importorskip("transformers", reason="needs the extra trace: pip install llm-perf-opt[trace]")
 
 
 def tiny(name: str) -> object:

@@ -60,7 +60,7 @@ def test_a_composite_without_a_formula_carries_its_parts() -> None:
     assert "aten.bmm.default" in [part.name for part in kind.parts]
 
 
-def test_a_product_of_stacks_carries_the_copies_of_transposed_heads() -> None:
+def test_a_matmul_of_stacks_carries_the_copies_of_transposed_heads() -> None:
     """Of two samples with four heads, tokens and heads swapped: one stride cannot step through both."""
 
     def heads(engine: Engine, samples: int) -> torch.Tensor:
@@ -171,7 +171,7 @@ def test_memory_lives_exactly_as_long_as_in_a_real_run() -> None:
         ghosts.extend(engine.ghost(*shape) for shape in shapes)
         return feed_forward(*ghosts)
 
-    # At the widest point: x, the product before and after relu. Then x, hidden, hidden @ down and the new x.
+    # At the widest point: x, the matmul before and after relu. Then x, hidden, hidden @ down and the new x.
     assert peak_of(record(forward)) == watched.peak == 4 * (16 * 32 + 2 * 16 * 128)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer(ABC):
-    """One question answered. Fields whose names begin with an underscore are what the report is built from."""
+    """The answer to one question. The report is built from the fields with a leading underscore."""
 
     @abstractmethod
     def report(self) -> Report:
@@ -41,7 +41,7 @@ class Answer(ABC):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The titles that `to_pandas` takes, those of chapters included."""
+        """The titles that `to_pandas` takes, with the tables of chapters."""
         return tuple(_tables(self.report()))
 
     def to_pandas(self, table: str | None = None) -> pandas.DataFrame:
@@ -77,7 +77,7 @@ def report_suffixes() -> dict[str, str]:
 
 
 def report_format_of(path: Path) -> str:
-    """The report format whose files end like this."""
+    """The report format for the suffix of a file."""
     known = report_suffixes()
     if path.suffix not in known:
         raise UsageError(

@@ -22,14 +22,14 @@ from llm_perf_opt.sweeps.studies.sql import SqlResult, answer, connection
 if TYPE_CHECKING:
     import pandas
 
-_TOLD = 5  # cells of the first row, in the answer
+_CELLS_IN_ANSWER = 5  # cells of the first row, in the answer
 MOST_SHOWN = 200  # rows of a report; `to_arrow` and `to_pandas` have all
 _KINDS = {"_bytes": Kind.BYTES, "_flops": Kind.FLOPS}
 _RATES = ("_per_s", "per_s_low", "per_s_high")
 
 _ASSUMED = (
-    "Prices are those of the study file: assumed, not known. Times are bands: kernels between their measured best and "
-    "worst share of what the device can do; a page or request is one whole batch with all its answers, without a queue."
+    "Prices come from the study file: they are assumed. Times are low to high: kernels at their measured best and "
+    "worst share of the device's peak. A page or request is one whole batch with all its answers, without a queue."
 )
 
 
@@ -48,8 +48,12 @@ class AskAnswer(Answer):
 
     def report(self) -> Report:
         """The rows as one table, and what the question assumes."""
-        cut = [Note(f"The first {len(self.rows):,} of {self.row_count:,} rows.")] if self.row_count > MOST_SHOWN else []
-        none = [] if self.row_count else [Note("No point of the study answers to that.")]
+        cut = (
+            [Note(f"These are the first {len(self.rows):,} of {self.row_count:,} rows.")]
+            if self.row_count > MOST_SHOWN
+            else []
+        )
+        none = [] if self.row_count else [Note("No point of the study matches the question.")]
         assumed = [Note(self._assumes)] if self._assumes else []
         table = report_table(self.question, self._result, MOST_SHOWN)
         return Report(
@@ -65,8 +69,10 @@ class AskAnswer(Answer):
         yield f"{self.question}: {counted(self.row_count, 'row')} from {studies}."
         if table.rows:
             cells = zip(table.columns, table.rows[0], strict=True)
-            told = [f"{column.name} {_told(cell, column.kind)}" for column, cell in cells if cell is not None]
-            yield f"First: {listed(told, _TOLD)}."
+            first_cells = [
+                f"{column.name} {_cell_text(cell, column.kind)}" for column, cell in cells if cell is not None
+            ]
+            yield f"First: {listed(first_cells, _CELLS_IN_ANSWER)}."
 
     def to_arrow(self) -> Any:
         """All rows as a `pyarrow.Table`."""
@@ -79,7 +85,7 @@ class AskAnswer(Answer):
         return self._result.table.to_pandas()
 
 
-def _told(cell: Cell, kind: Kind) -> str:
+def _cell_text(cell: Cell, kind: Kind) -> str:
     if isinstance(cell, int | float):
         return format_seconds(cell) if kind is Kind.SECONDS else format_count(cell)
     return str(cell)
@@ -89,18 +95,20 @@ def report_table(title: str, result: SqlResult, most: int) -> Table:
     """The first rows of an answer as a table of a report."""
     rows = tuple(tuple(map(_cell, row)) for row in result.rows(most))
     cells = list(zip(*rows, strict=True)) or [()] * len(result.columns)
-    names = _told_apart(result.columns)
-    columns = [Column(name, _kind(asked, some)) for name, asked, some in zip(names, result.columns, cells, strict=True)]
+    names = _distinct_names(result.columns)
+    columns = [
+        Column(name, _kind(sql_name, some)) for name, sql_name, some in zip(names, result.columns, cells, strict=True)
+    ]
     return Table(title=title, columns=tuple(columns), rows=rows)
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
+def _distinct_names(names: Sequence[str]) -> list[str]:
     """As a person reads them; SQL may give two columns one name, a table may not."""
-    found: list[str] = []
+    distinct: list[str] = []
     for name in names:
         shown = name.replace("_", " ")
-        found.append(shown if shown not in found else f"{shown} ({len(found) + 1})")
-    return found
+        distinct.append(shown if shown not in distinct else f"{shown} ({len(distinct) + 1})")
+    return distinct
 
 
 def _kind(name: str, cells: Sequence[Cell]) -> Kind:
@@ -132,17 +140,17 @@ def ask(
     - `max_seconds`: how long SQL may take; it is stopped then, and where it needs more than 1 GiB.
     """
     if question is not None and sql is not None:
-        raise UsageError("A question and SQL exclude each other.", why="both ask", fix="give one of the two")
+        raise UsageError("A question and SQL exclude each other.", why="each is a query", fix="give one of the two")
     require_packages()
-    found = None if sql is not None else find_question(question or "summary")
+    named_question = None if sql is not None else find_question(question or "summary")
     store = StudyStore(str(results))
     chosen = chosen_studies(store, study)
-    if found is None:
+    if named_question is None:
         assert sql is not None, "a question or SQL was given"
         text, result = sql, bounded_answer(store, chosen, sql, max_seconds=max_seconds)
     else:
         with connection(store, chosen) as opened:
-            text, result = found.sql, answer(opened, found.sql, found.parameters)
+            text, result = named_question.sql, answer(opened, named_question.sql, named_question.parameters)
     return AskAnswer(
         question=question or ("SQL" if sql is not None else "summary"),
         sql=text,
@@ -151,7 +159,7 @@ def ask(
         row_count=result.table.num_rows,
         rows=tuple(tuple(map(_cell, row)) for row in result.rows(MOST_SHOWN)),
         _result=result,
-        _assumes="" if found is None else found.question.assumes,
+        _assumes="" if named_question is None else named_question.question.assumes,
     )
 
 

@@ -35,7 +35,7 @@ class CalibrationAnswer(Answer):
     def answer(self) -> tuple[str, ...]:
         """The best rates, in a line."""
         if self.calibration.is_smoke:
-            return ("Only the smallest sizes were tried: these figures mean nothing.",)
+            return ("Only the smallest sizes were tried: these figures say nothing about the machine.",)
         rates = [f"{dtype} {format_flops_per_s(rate)}" for dtype, rate in best_rates(self.calibration).items()]
         bandwidth = largest_bandwidth(self.calibration)
         memory = "memory not known" if bandwidth is None else f"memory {format_bytes_per_s(bandwidth)}"
@@ -84,8 +84,8 @@ def calibrate(
 ) -> CalibrationAnswer:
     """Measure how fast this machine is at each kind of work; `predict(calibration=...)` takes the result.
 
-    `torch_device` is `cpu` or `cuda`. `smoke` tries the smallest sizes only. `out` is a JSON file, and beside it a
-    TOML file with the device is written; existing files are refused before anything is measured, without `force`.
+    `torch_device` is `cpu` or `cuda`. `smoke` tries the smallest sizes only. `out` is a JSON file; a TOML file with
+    the device is written next to it. Without `force`, existing files are refused before anything is measured.
     """
     files = () if out is None else _reserve(Path(out), smoke=smoke, force=force)
     calibration = CALIBRATORS.get("torch")(device=torch_device, dtype=dtype, threads=threads, smoke=smoke)
@@ -110,17 +110,17 @@ def _reserve(out: Path, *, smoke: bool, force: bool) -> tuple[Path, ...]:
 
 def _notes(calibration: Calibration) -> Iterator[Note]:
     if calibration.is_smoke:
-        yield Note("Only the smallest sizes were tried: these figures mean nothing.", Level.WARNING)
-    yield Note("The usual spread is the median, over sizes, of slowest less fastest try over the median try.")
-    yield Note("A machine that does other work at the same time measures itself too slow.")
+        yield Note("Only the smallest sizes were tried: these figures say nothing about the machine.", Level.WARNING)
+    yield Note("The usual spread is (slowest - fastest) / median of the tries of one size, in the median over sizes.")
+    yield Note("Other work on the machine during the measurement makes it look slower than it is.")
 
 
 def _rates(calibration: Calibration) -> Iterator[tuple[Cell, ...]]:
     for dtype, rate in best_rates(calibration).items():
-        yield f"matrix products, {dtype}", rate, None
+        yield f"matmuls, {dtype}", rate, None
     yield "memory", None, largest_bandwidth(calibration)
     if calibration.fresh_byte is not None:
-        yield "memory fresh from the system, beyond writing it", None, 1 / calibration.fresh_byte.median_s
+        yield "new memory from the system, without writing it", None, 1 / calibration.fresh_byte.median_s
 
 
 def _families(calibration: Calibration) -> Iterator[tuple[Cell, ...]]:

@@ -27,8 +27,8 @@ from llm_perf_opt.serving.capacity.fleets import (
     glance_table,
     read_deadline,
 )
-from llm_perf_opt.serving.capacity.measured_beside import MeasuredServer, beside_table, read_server
-from llm_perf_opt.serving.capacity.outcome import Promise, read_promise
+from llm_perf_opt.serving.capacity.measured_server import MeasuredServer, measured_table, read_server
+from llm_perf_opt.serving.capacity.outcome import Slo, read_slo
 from llm_perf_opt.serving.capacity.replay_report import (
     chrome_trace,
     engine_table,
@@ -39,8 +39,8 @@ from llm_perf_opt.serving.capacity.replay_report import (
 )
 from llm_perf_opt.serving.capacity.replays import MOST_ROUTED, ReplayedFleet, Replays
 from llm_perf_opt.serving.capacity.search import (
-    Asked,
     PlanCandidate,
+    SearchSpace,
     candidates,
     read_clusters,
     taken_plan,
@@ -63,7 +63,7 @@ class CapacityAnswer(Answer):
     model: str
     traffic: str
     requests: int
-    promise: Promise | None
+    slo: Slo | None
     deadline: Deadline | None
     fleets: tuple[Fleet, ...]
     considered: tuple[Considered, ...]
@@ -84,20 +84,20 @@ class CapacityAnswer(Answer):
     def keeps_limits(self) -> bool:
         """Whether the best fleet, or more replicas of it, keep the limits; true without any."""
         best = self.best
-        return self.promise is None or best.fewest is not None or best.outcome.keeps(self.promise)
+        return self.slo is None or best.fewest is not None or best.outcome.keeps(self.slo)
 
     def report(self) -> Report:
         """The answer, fleets side by side, the best fleet in detail, and every plan that was considered."""
         best, several = self.best, len(self.fleets) > 1
-        has_fleets = several or self.promise is not None or self.deadline is not None or best.price_per_hour is not None
-        glance = glance_table(best, self.promise, self._first_answer())
+        has_fleets = several or self.slo is not None or self.deadline is not None or best.price_per_hour is not None
+        glance = glance_table(best, self.slo, self._first_answer())
         return Report(
             title=f"{self.model}: how many GPUs for this traffic",
             answer=tuple(f"{question} {answer}." for question, answer in glance.rows),
             tables=(
                 glance,
-                *((fleets_table(self.fleets, self.promise, self.deadline),) if has_fleets else ()),
-                *((beside_table(self._server.runs, best.banded),) if self._server.runs else ()),
+                *((fleets_table(self.fleets, self.slo, self.deadline),) if has_fleets else ()),
+                *((measured_table(self._server.runs, best.banded),) if self._server.runs else ()),
                 times_table(best.banded),
                 rates_table(best.banded, best.gpus),
                 engine_table(best.outcome),
@@ -106,8 +106,8 @@ class CapacityAnswer(Answer):
             ),
             notes=tuple(self._notes()),
             charts=(
-                *fleet_charts(self.fleets, self.considered, self.promise),
-                *replay_charts(self._replayed[0], best.banded, self.promise),
+                *fleet_charts(self.fleets, self.considered, self.slo),
+                *replay_charts(self._replayed[0], best.banded, self.slo),
             ),
         )
 
@@ -116,9 +116,9 @@ class CapacityAnswer(Answer):
         if self.deadline is not None:
             return f"How many GPUs for {self.deadline}?", deadline_answer(self.best, self.deadline)
         best, devices = self.best, {fleet.considered.device for fleet in self.fleets}
-        if self.promise is not None and best.fewest is not None and len(devices) > 1:
-            here = f"of {best.gpus}: {best.banded.keeps(self.promise)}"
-            return f"How many GPUs for {self.promise}?", f"{best.fewest_gpus} x {best.considered.name} ({here})"
+        if self.slo is not None and best.fewest is not None and len(devices) > 1:
+            here = f"of {best.gpus}: {best.banded.keeps(self.slo)}"
+            return f"How many GPUs for {self.slo}?", f"{best.fewest_gpus} x {best.considered.name} ({here})"
         return None
 
     def save_chrome_trace(self, path: str | Path, *, force: bool = False) -> Path:
@@ -138,22 +138,22 @@ class CapacityAnswer(Answer):
             f"{engine.get('cache_blocks')} blocks of {engine.get('block_tokens')} tokens on each replica."
         )
         yield Note(
-            f"Step times are from measured kernels ({self.step_origin}). Low and high: every step at the edges of the "
-            "band that held eight of ten measured servers."
+            f"Step times come from measured kernels ({self.step_origin}). In the low and the high estimate every step "
+            "is as fast or as slow as the range that held eight of ten measured servers."
         )
         yield from self._server.notes()
-        yield Note("What a host does beside steps is not in it: HTTP, tokenising, reading and cutting images.")
+        yield Note("Host work outside the steps is left out: HTTP, tokenizing, and preprocessing images.")
         if best.replicas > 1:
-            how = "by vLLM's own routing" if best.replicas <= MOST_ROUTED else "in turn"
-            yield Note(f"Requests are dealt to the {best.replicas} replicas {how}.")
+            how = "by vLLM's own router" if best.replicas <= MOST_ROUTED else "round-robin"
+            yield Note(f"Requests are distributed over the {best.replicas} replicas {how}.")
         if best.price_per_hour is not None:
-            yield Note("Costs are in the currency of the prices, of GPUs alone, at the load of this traffic.")
+            yield Note("Costs are for the GPUs alone, at the load of this traffic, in the currency of the prices.")
         if best.outcome.is_growing:
-            yield Note("The queue grows as long as requests come: longer traffic waits longer.", Level.WARNING)
+            yield Note("The queue keeps growing: with longer traffic, requests wait even longer.", Level.WARNING)
         if len({fleet.considered.device for fleet in self.fleets}) > 1:
-            yield Note("Limits of a step are stated for each device, so one process of vLLM schedules for all of them.")
+            yield Note("One vLLM process schedules for all devices, with the step limits of each of them.")
         if self.refused:
-            yield Note(f"No room for a request beside the weights: {', '.join(self.refused)}.")
+            yield Note(f"The weights leave no memory for a request: {', '.join(self.refused)}.")
 
 
 def capacity(
@@ -161,7 +161,7 @@ def capacity(
     devices: str | Sequence[str | Cluster],
     traffic: str | Path | DeclaredTraffic | Traffic,
     *,
-    slo: str | Promise | None = None,
+    slo: str | Slo | None = None,
     prices: Mapping[str, float] | None = None,
     pages: int | None = None,
     within: str | None = None,
@@ -170,7 +170,7 @@ def capacity(
     weights: str | None = None,
     **workload: Any,
 ) -> CapacityAnswer:
-    """What becomes of requests on these devices, and the fewest GPUs that keep a promise or a deadline.
+    """Replay requests on these devices, and find the fewest GPUs that meet an SLO or a deadline.
 
     - `devices`: `8x h100-sxm`, or several with commas: each is tried, the best first.
     - `traffic`: `20/s prompt=lognormal(800,0.8) output=200 for 600s`, a file of them, or a recorded run.
@@ -179,31 +179,32 @@ def capacity(
       number of groups that share them, and as many replicas as there is room for.
     - `max_sequences`, `max_batched_tokens`: of a step, several with commas. Default: vLLM's own for the device.
     - `prices`: device id -> price of a GPU hour. `pages`, `within`: a deadline, `200000` and `24h`.
-    - `measured`: results of a server with this plan, shown beside; vLLM's log of iterations corrects the step times.
-    - `weights`: several with commas are tried. `cache`, `routing` and the workload are those of `lpo.trace`.
+    - `measured`: results of a real server with this plan, to show next to the replay; vLLM's log of iterations
+      corrects the step times.
+    - `weights`: several with commas are tried. `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     clusters = read_clusters(devices, devices_file)
-    promise = read_promise(slo) if isinstance(slo, str) else slo
+    slo = read_slo(slo) if isinstance(slo, str) else slo
     deadline = read_deadline(pages, within)
     declared = read_traffic(traffic) if isinstance(traffic, str | Path) else traffic
-    asked, server = taken_plan(workload, promise, is_alone=deadline is not None), read_server(measured)
+    fixed_plan, server = taken_plan(workload, slo, is_alone=deadline is not None), read_server(measured)
     formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
     origins = [find_origin(model, weights=name, torch_device="cuda", **workload) for name in formats]
     with engine_folder(origins[0], model) as folder, Replays(folder) as replays:
         sizes = declared.pages.sizes if isinstance(declared, DeclaredTraffic) and declared.pages is not None else ()
         served = [ServedModel(origin, sizes) for origin in origins]
         requests = as_traffic(declared, served[0].page_tokens)
-        found = _considered(served, clusters, requests, asked, server)
+        considered = _considered(served, clusters, requests, fixed_plan, server)
         fleets = [
-            replays.fleet(chosen, requests, promise, (prices or {}).get(chosen.cluster.device.id))
-            for chosen in worth_replaying(found.candidates, promise)
+            replays.fleet(chosen, requests, slo, (prices or {}).get(chosen.cluster.device.id))
+            for chosen in worth_replaying(considered.candidates, slo)
         ]
-    fleets.sort(key=lambda one: _rank(one.fleet, deadline, promise))
-    return _answer(fleets, found, requests, promise, deadline, server)
+    fleets.sort(key=lambda replayed: _rank(replayed.fleet, deadline, slo))
+    return _answer(fleets, considered, requests, slo, deadline, server)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _ConsideredPlans:
     """Plans with room for requests, and the names of those without."""
 
     candidates: list[PlanCandidate]
@@ -214,30 +215,34 @@ def _considered(
     served: Sequence[ServedModel],
     clusters: Sequence[Cluster],
     requests: Traffic,
-    asked: Asked,
+    fixed_plan: SearchSpace,
     server: MeasuredServer,
-) -> _Found:
+) -> _ConsideredPlans:
     mean, refused = mean_request(requests), list[str]()
-    found = [
+    fitting = [
         candidate
         for model in served
-        for candidate in candidates(model, clusters, mean, asked, refused, is_closed=requests.concurrency is not None)
+        for candidate in candidates(
+            model, clusters, mean, fixed_plan, refused, is_closed=requests.concurrency is not None
+        )
     ]
-    if not found:
+    if not fitting:
         raise UsageError(
             f"{served[0].origin.name} does not fit on {', '.join(map(str, clusters))}.",
             why=f"no plan leaves room for one request: {', '.join(refused) or 'none was allowed'}",
             fix="give more devices, a larger one, or --weights fp8",
         )
-    corrected = [replace(one, replica=server.corrected(one.replica, mean, len(found))) for one in found]
-    return _Found(candidates=corrected, refused=refused)
+    corrected = [
+        replace(candidate, replica=server.corrected(candidate.replica, mean, len(fitting))) for candidate in fitting
+    ]
+    return _ConsideredPlans(candidates=corrected, refused=refused)
 
 
 def _answer(
     fleets: Sequence[ReplayedFleet],
-    found: _Found,
+    considered: _ConsideredPlans,
     requests: Traffic,
-    promise: Promise | None,
+    slo: Slo | None,
     deadline: Deadline | None,
     server: MeasuredServer,
 ) -> CapacityAnswer:
@@ -247,11 +252,11 @@ def _answer(
         model=served.trace.graphs[0].model,
         traffic=requests.origin,
         requests=len(requests.requests),
-        promise=promise,
+        slo=slo,
         deadline=deadline,
         fleets=tuple(fleet.fleet for fleet in fleets),
-        considered=tuple(candidate.replica.considered for candidate in found.candidates),
-        refused=tuple(dict.fromkeys(found.refused)),
+        considered=tuple(candidate.replica.considered for candidate in considered.candidates),
+        refused=tuple(dict.fromkeys(considered.refused)),
         engine=best.replayed[0].engine,
         step_seconds=served.step_shares(best.candidate.cluster, replica.considered, mean_request(requests)),
         step_origin=replica.table.origin,
@@ -261,7 +266,7 @@ def _answer(
     )
 
 
-def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> tuple[bool, bool, float]:
+def _rank(fleet: Fleet, deadline: Deadline | None, slo: Slo | None) -> tuple[bool, bool, float]:
     """Fleets that meet the SLO first; then the cheapest, or the one with the fewest GPUs for the work.
 
     One without a price comes after those that have one: what it costs is not known.
@@ -269,7 +274,7 @@ def _rank(fleet: Fleet, deadline: Deadline | None, promise: Promise | None) -> t
     gpus: float | None = fleet.gpus_for(deadline) if deadline is not None else fleet.fewest_gpus
     if gpus is None:
         gpus = fleet.gpus / max(fleet.outcome.requests_per_s, 1e-9)
-    breaks = promise is not None and fleet.fewest is None and not fleet.outcome.keeps(promise)
+    breaks = slo is not None and fleet.fewest is None and not fleet.outcome.keeps(slo)
     cost = None if deadline is None else fleet.cost_of(deadline)
     worth = gpus * (fleet.price_per_hour or 1.0) if cost is None else cost
     return breaks, fleet.price_per_hour is None, worth

@@ -10,6 +10,7 @@ from importlib import metadata
 from llm_perf_opt import __version__
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.missing_packages import RUNS_MODELS, TESTED_TORCH
 from llm_perf_opt.core.plugins import MODELS
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted, listed
 from llm_perf_opt.models.huggingface.hub import cached_names, snapshot
@@ -19,7 +20,7 @@ from llm_perf_opt.serving.vllm.environment import checked_versions, find, is_che
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ModelsAnswer(Answer):
-    """Models known by name, and what each is; with `search`, those whose names hold its words."""
+    """Models known by name, and what each is; with `search`, the names that contain its words."""
 
     models: Mapping[str, str]  # registered name -> title
     others: tuple[CatalogueModel, ...]  # every other name, without those that share the sizes of one
@@ -27,7 +28,7 @@ class ModelsAnswer(Answer):
 
     def report(self) -> Report:
         """What was searched for; otherwise the registered models, and how many others there are of each kind."""
-        return self._found() if self.search is not None else self._overview()
+        return self._matches() if self.search is not None else self._overview()
 
     def _overview(self) -> Report:
         rows = tuple((name, title, f"llm-perf-opt trace {name}") for name, title in self.models.items())
@@ -38,42 +39,45 @@ class ModelsAnswer(Answer):
         kinds = tuple((kind, len(names), ", ".join(names[:3])) for kind, names in by_kind.items())
         columns = (Column("kind"), Column("names", Kind.COUNT), Column("such as"))
         notes = (
-            Note("llm-perf-opt models --search qwen lists names; llm-perf-opt trace Qwen/Qwen3-8B runs one."),
             Note(
-                "Any other Hugging Face model: llm-perf-opt trace ORG/NAME (its configuration alone is fetched), "
-                "or llm-perf-opt trace DIR, with config.json in DIR; --trust-remote-code if it brings its own code."
+                "To list names, run llm-perf-opt models --search qwen; to trace one, llm-perf-opt trace Qwen/Qwen3-8B."
+            ),
+            Note(
+                "For any other Hugging Face model run llm-perf-opt trace ORG/NAME, which downloads only its "
+                "configuration, or llm-perf-opt trace DIR, with config.json in DIR. Add --trust-remote-code if it has "
+                "its own code."
             ),
         )
-        catalogue = Table(title="In the catalogue, without a network", columns=columns, rows=kinds)
+        catalogue = Table(title="In the catalogue: no network needed", columns=columns, rows=kinds)
         known = len(self.models) + len(self.others)
         answer = (
-            f"{counted(known, 'model is', 'models are')} known by name; any Hugging Face folder or name runs too.",
+            f"{counted(known, 'model is', 'models are')} known by name; any Hugging Face model works too.",
             f"Next: llm-perf-opt trace {next(iter(self.models), 'DIR')}, or llm-perf-opt trace ORG/NAME.",
         )
         return Report(title="Models known by name", answer=answer, tables=(table, catalogue), notes=notes)
 
-    def _found(self) -> Report:
+    def _matches(self) -> Report:
         rows: list[tuple[Cell, ...]] = [(name, "registered", None, title) for name, title in self.models.items()]
         rows += [(other.name, other.kind or WHEEL_KIND, other.parameters, _origin(other)) for other in self.others]
         columns = (Column("model"), Column("kind"), Column("parameters", Kind.COUNT), Column("from"))
         if not rows:
             near = near_names(self.search or "")
-            hint = f"Near: {', '.join(near)}." if near else "On the Hub any model is found by its name, as ORG/NAME."
-            return Report(title=f"No known name holds {self.search!r}", answer=(hint,))
+            hint = f"Similar names: {', '.join(near)}." if near else "Any model on the Hub works by its name, ORG/NAME."
+            return Report(title=f"No known name contains {self.search!r}", answer=(hint,))
         table = Table(title="", columns=columns, rows=tuple(rows))
         answer = (f"{counted(len(rows), 'name')}. Next: llm-perf-opt trace {rows[0][0]}.",)
         return Report(title=f"Known names with {self.search!r}", answer=answer, tables=(table,))
 
 
-WHEEL_KIND = "in the wheel of the extra kernels"
+WHEEL_KIND = "in the extra kernels"
 
 
 def _origin(model: CatalogueModel) -> str:
-    return model.source if model.shared_with is None else f"the sizes of {model.shared_with}"
+    return model.source if model.shared_with is None else f"same sizes as {model.shared_with}"
 
 
 def known_models(search: str | None = None) -> ModelsAnswer:
-    """The models that can be traced by name without a network, all or those whose names hold the words of `search`."""
+    """The models that can be traced by name without a network; with `search`, the names that contain its words."""
     registered = {name: MODELS.get(name).title for name in MODELS.names()}
     known = catalogue()
     if search is None:
@@ -89,15 +93,12 @@ def known_models(search: str | None = None) -> ModelsAnswer:
 
 
 def _cached(name: str) -> CatalogueModel:
-    known, found = catalogue().get(name), snapshot(name)
-    revision = "" if found is None else f", revision {found.revision[:12]}"
+    known, cached = catalogue().get(name), snapshot(name)
+    revision = "" if cached is None else f", revision {cached.revision[:12]}"
     kind, parameters = ("", None) if known is None else (known.kind, known.parameters)
     return CatalogueModel(
         name=name, kind=kind or "in the local cache", parameters=parameters, source=f"the Hugging Face cache{revision}"
     )
-
-
-TESTED_TORCH = "2.13"  # docs/decisions/torch-pin.md; the same bound stands in pyproject.toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +112,16 @@ class Need:
     @property
     def pip_command(self) -> str:
         """How to install it."""
-        wanted = f"torch=={TESTED_TORCH}.*" if self.distribution == "torch" else self.distribution
-        return f"pip install '{wanted if self.extra is None else f'llm-perf-opt[{self.extra}]'}'"
+        return f"pip install '{self.distribution if self.extra is None else f'llm-perf-opt[{self.extra}]'}'"
 
 
 NEEDS = (
-    Need(distribution="torch", purpose="running models"),
-    Need(distribution="numpy", purpose="models that call .numpy()"),
+    Need(distribution="numpy", purpose="tables of figures"),
     Need(distribution="jinja2", purpose="the graph page"),
     Need(distribution="msgspec", purpose="reading files back"),
     Need(distribution="pillow", purpose="--image FILE"),
     Need(distribution="typer", purpose="this command"),
     Need(distribution="fvcore", purpose="cost --sources fvcore", extra="fvcore"),
-    Need(distribution="transformers", purpose="tracing a Hugging Face folder", extra="hf"),
     Need(distribution="aiconfigurator-core", purpose="trace --rates tables", extra="kernels"),
     Need(distribution="duckdb", purpose="trace --rates tables", extra="kernels"),
     Need(distribution="onnx", purpose="export --check onnx", extra="onnx"),
@@ -138,6 +136,8 @@ NEEDS = (
     Need(distribution="pyarrow", purpose="study", extra="study"),
     Need(distribution="pyyaml", purpose="study files", extra="study"),
     Need(distribution="torchlens", purpose="trace --tracer torchlens", extra="torchlens"),
+    Need(distribution="torch", purpose="tracing a model", extra="trace"),
+    Need(distribution="transformers", purpose="tracing a Hugging Face model", extra="trace"),
     Need(distribution="safetensors", purpose="trace --load-weights DIR", extra="weights"),
 )
 
@@ -172,7 +172,7 @@ class EngineFound:
     def verdict(self) -> str:
         """Whether its real engine was compared with a replay."""
         if self.version is None:
-            return "optional, not there"
+            return "optional, not installed"
         return "checked" if self.is_checked else "not checked"
 
 
@@ -187,7 +187,7 @@ class InstallationAnswer(Answer):
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything is there that a trace needs."""
+        """Whether everything is there that every command needs."""
         return all(
             distribution.version is not None for distribution in self.distributions if distribution.need.extra is None
         )
@@ -198,46 +198,49 @@ class InstallationAnswer(Answer):
             ("llm-perf-opt", self.version, "", "ok"),
             ("python", self.python, "", "ok"),
             *(
-                (found.need.distribution, found.version or "-", found.need.purpose, found.verdict)
-                for found in self.distributions
+                (part.need.distribution, part.version or "-", part.need.purpose, part.verdict)
+                for part in self.distributions
             ),
         ]
         columns = (Column("part"), Column("version"), Column("needed for"), Column("verdict"))
         missing = [
             Note(
-                f"{distribution.need.distribution}: {distribution.verdict}. {distribution.need.pip_command}",
-                Level.WARNING if distribution.need.extra is None else Level.INFO,
+                f"{part.need.distribution}: {part.verdict}. {part.need.pip_command}",
+                Level.WARNING if part.need.extra is None else Level.INFO,
             )
-            for distribution in self.distributions
-            if distribution.verdict != "ok"
+            for part in self.distributions
+            if part.verdict != "ok"
         ]
         return Report(
             title="What is installed here",
             answer=tuple(self._lines()),
             tables=(Table(title="", columns=columns, rows=tuple(rows)), self._engine_table()),
-            notes=(*(missing or [Note("Everything a trace needs is here. No GPU is needed.")]), *self._engine_notes()),
+            notes=(*(missing or [Note("Everything is here. No GPU is needed.")]), *self._engine_notes()),
         )
 
     def _lines(self) -> Iterator[str]:
         """Whether a trace can run, and what is missing."""
-        missing = [
-            distribution.need.distribution for distribution in self.distributions if distribution.version is None
-        ]
-        needed = [found.need for found in self.distributions if found.version is None and found.need.extra is None]
+        missing = [part.need.distribution for part in self.distributions if part.version is None]
+        needed = [part.need for part in self.distributions if part.version is None and part.need.extra is None]
         if needed:
             yield f"Not complete: {listed([need.distribution for need in needed])} missing. {needed[0].pip_command}"
+        elif to_trace := [name for name in RUNS_MODELS if name in missing]:
+            yield (
+                "Saved traces and the models of the catalogue can be used. Tracing other models needs "
+                f"{listed(to_trace)}: pip install 'llm-perf-opt[trace]'"
+            )
         else:
-            yield "Everything a trace needs is here. No GPU is needed."
+            yield "Everything that a trace needs is installed. No GPU is needed."
         optional = sorted({name for name in missing if name not in [need.distribution for need in needed]})
         if optional:
             yield f"Optional and not installed: {listed(optional, 6)}."
-        yield f"vLLM, for plan --traffic: {self.engine.verdict}."
+        yield f"vLLM, for serve --traffic and --replay: {self.engine.verdict}."
 
     def _engine_table(self) -> Table:
         engine = self.engine
         columns = (Column("engine"), Column("version"), Column("its Python"), Column("verdict"))
         row = ("vllm", engine.version or "-", engine.python or "-", engine.verdict)
-        return Table(title="Engines, each in a Python of its own", columns=columns, rows=(row,))
+        return Table(title="Engines, each in its own Python", columns=columns, rows=(row,))
 
     def _engine_notes(self) -> Iterator[Note]:
         engine = self.engine
@@ -246,25 +249,25 @@ class InstallationAnswer(Answer):
         elif not engine.is_checked:
             checked = ", ".join(checked_version.version for checked_version in checked_versions())
             yield Note(
-                f"vllm: replays were compared with the real engine of {checked}, not of {engine.version}.",
+                f"vllm: replays were checked against the real engine in versions {checked}, but not {engine.version}.",
                 Level.WARNING,
             )
 
 
 def doctor() -> InstallationAnswer:
     """What is installed and what is missing."""
-    found = tuple(Installed(need=need, version=_version(need.distribution)) for need in NEEDS)
+    parts = tuple(Installed(need=need, version=_version(need.distribution)) for need in NEEDS)
     return InstallationAnswer(
-        version=__version__, python=platform.python_version(), distributions=found, engine=_engine()
+        version=__version__, python=platform.python_version(), distributions=parts, engine=_engine()
     )
 
 
 def _engine() -> EngineFound:
     try:
-        found = find()
+        engine = find()
     except PerfOptError as error:
         return EngineFound(problem=f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}")
-    return EngineFound(python=str(found.python), version=found.version, is_checked=is_checked(found.release))
+    return EngineFound(python=str(engine.python), version=engine.version, is_checked=is_checked(engine.release))
 
 
 def _version(distribution: str) -> str | None:

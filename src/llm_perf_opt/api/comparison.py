@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.api.prediction import execution_text
 from llm_perf_opt.comparisons import (
     DEFAULT_ROWS,
     Budget,
@@ -83,8 +82,9 @@ class ComparisonAnswer(Answer):
     def answer(self) -> tuple[str, ...]:
         """Whether the runs differ and why, by how much, and whether the budgets hold."""
         count, unknown = self.differences, self.unexplained
-        known = "every one has a cause" if not unknown else f"{format_count(unknown)} without a cause"
-        first = f"{counted(count, 'difference')}, {known}." if count else "The traces agree in all that both record."
+        known = "all with a known cause" if not unknown else f"{format_count(unknown)} without a known cause"
+        differ = f"The traces have {counted(count, 'difference')}, {known}."
+        first = differ if count else "The traces agree in everything that both record."
         pair = (self.total.left, self.total.right)
         sides = [(None, None) if side is None else (side.flops, side.bytes_moved) for side in pair]
         flops = change_text(sides[0][0], sides[1][0], format_flops)
@@ -92,8 +92,8 @@ class ComparisonAnswer(Answer):
         lines = [first, f"FLOPs: {flops}; bytes moved: {moved}{self._time_text()}."]
         if self.budgets:
             broken = self.budgets_broken
-            held = f"{len(self.budgets) - len(broken)} of {counted(len(self.budgets), 'budget')} hold"
-            lines.append(f"{held}; broken: {listed(broken)}." if broken else f"{held}.")
+            met = f"Budgets met: {len(self.budgets) - len(broken)} of {len(self.budgets)}"
+            lines.append(f"{met}; not met: {listed(broken)}." if broken else f"{met}.")
         return tuple(lines)
 
     def _time_text(self) -> str:
@@ -163,9 +163,7 @@ def _compared(
         comparisons=comparisons,
         lone=lone,
         verdicts=tuple(check_budget(budget, figures) for budget in budgets),
-        times=None
-        if rates is None
-        else time_table(figures, f"{rates.title}, {execution_text(execution, rates.engine)}"),
+        times=None if rates is None else time_table(figures, f"{rates.title}, {Execution(execution).text}"),
         time_notes=() if rates is None else tuple(rates.notes()),
     )
 
@@ -187,7 +185,7 @@ def _rates(
         if device is None:
             raise UsageError(
                 f"The budget {timed[0]} needs a device.",
-                why="its figure is a time, and the two traces were not made for one and the same device",
+                why="it limits a time, and the two traces were not made for the same device",
                 fix="add --gpus NAME; llm-perf-opt devices list shows them",
             )
     if device is None:

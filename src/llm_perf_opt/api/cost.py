@@ -159,10 +159,10 @@ class CostAnswer(Answer):
     def active_texts(self) -> tuple[str, ...]:
         """`574 M active per token`, and where its batch touches more experts what a decode step multiplies with."""
         token, step = self.active_per_token, self.active_parameters
-        told = [] if token is None else [f"{format_parameters(token)} active per token"]
+        texts = [] if token is None else [f"{format_parameters(token)} active per token"]
         if step is not None and step != token:
-            told.append(f"{format_parameters(step)} used by a decode step of batch {self.workload.get('batch', '?')}")
-        return tuple(told)
+            texts.append(f"{format_parameters(step)} used by a decode step of batch {self.workload.get('batch', '?')}")
+        return tuple(texts)
 
     @property
     def answer(self) -> tuple[str, ...]:
@@ -201,13 +201,13 @@ class CostAnswer(Answer):
 
     def summary(self) -> Report:
         """The same without memory."""
-        report = static_report(self._static)
+        report = static_report(self._static, self._graphs)
         if not self._graphs:
             return report
         from llm_perf_opt.costs.necessary.stage_needs import with_necessary
 
         notes = (*deployment_notes(self._graphs), *report.notes)
-        return with_necessary(replace(report, notes=notes), self._needs)
+        return with_necessary(replace(report, notes=notes), self._needs, after="Totals")
 
     @cached_property
     def _needs(self) -> tuple[StageNeeds, ...]:
@@ -215,14 +215,20 @@ class CostAnswer(Answer):
 
         return stage_needs(self._graphs)
 
-    def to_json(self) -> str:
-        """The document that `static_compute.schema.json` describes."""
+    def document(self, analysis: Mapping[str, Json] | None = None) -> dict[str, Any]:
+        """What `static_compute.schema.json` describes; `analysis` is the configuration of the analyzer that asked."""
         memory: dict[str, Any] | None = None
         if self.memory is not None:
             from llm_perf_opt.costs.memory.memory_report import memory_json
 
             memory = memory_json(self.memory, self.attention_cases)
-        document = static_compute_json(self._static, tool_version=__version__, memory=memory, graphs=self._graphs)
+        return static_compute_json(
+            self._static, tool_version=__version__, memory=memory, graphs=self._graphs, analysis=analysis
+        )
+
+    def to_json(self, analysis: Mapping[str, Json] | None = None) -> str:
+        """The document as the file has it, sealed."""
+        document = self.document(analysis)
         return sealed_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
     def fvcore_table(self) -> str:
@@ -353,13 +359,14 @@ def ask_sources(
     """
     plan = origin.plan if origin is not None else plan_in(graphs[0].deployment)
     names = _sources_of_engine(sources) if _is_of_engine(graphs) else check_sources(_sources_of_rank(sources, plan))
-    kept = graphs if COUNTED in names else ()
-    partial = {graph.phase: graph for graph in kept if graph.stopped_in is not None}
-    finished = tuple(graph for graph in kept if graph.phase not in partial)  # nor an older file of the same phase
+    counted_graphs = graphs if COUNTED in names else ()
+    partial = {graph.phase: graph for graph in counted_graphs if graph.stopped_in is not None}
+    # Of a phase that stopped, an older file is no figure either.
+    finished = tuple(graph for graph in counted_graphs if graph.phase not in partial)
     figures = [figure for graph in partial.values() for figure in _of_partial(graph, failures or {})]
     others = [name for name in names if name != COUNTED]
     figures += _ask_model(origin, others) if origin is not None else _ask_of_trace(graphs, others)
-    workload = _described(origin) if origin is not None else graphs[0].workload
+    workload = graphs[0].workload if origin is None or finished else _described(origin)
     model = graphs[0].model if origin is None or graphs else origin.model
     return _answer(model, workload, finished, figures, other_attention)
 
@@ -381,7 +388,7 @@ def _ask_of_trace(graphs: Sequence[CallGraph], names: Sequence[str]) -> list[Sou
     routing = workload.get("routing")
     origin = Origin(
         name=model,
-        adapter=MODELS.get(model)(),
+        source=MODELS.get(model)(),
         workload=workload_of(graphs[0]),
         routing=None if routing == "replay" else routing,  # by counts in a file that the trace does not name
         torch_device=workload.get("device"),
@@ -394,16 +401,18 @@ def _ask_model(origin: Origin, names: Sequence[str]) -> list[SourceFigures]:
     for name in names:
         log.info("Asking %s ...", name)
         started = time.perf_counter()
-        source = _source(name, origin)
         try:
+            source = _source(name, origin)
             with OneRun(), RunWatch(f"{origin.name}, asking {name}"):
-                found = source.figures(origin.adapter, origin.workload)
+                answers = source.figures(origin.adapter, origin.workload)
                 if isinstance(source, CountsWholeRuns):
-                    found += source.whole_runs(origin.adapter, origin.workload)
+                    answers += source.whole_runs(origin.adapter, origin.workload)
+        except UsageError:  # what no source can be told, such as a routing that does not exist
+            raise
         except PerfOptError as error:
-            found = (_failed(name, f"{error.what} {error.why or ''}".strip()),)
-        figures += found
-        stages = sum(figure.method is not Method.WHOLE_RUN for figure in found)
+            answers = (_failed(name, f"{error.what} {error.why or ''}".strip()),)
+        figures += answers
+        stages = sum(figure.method is not Method.WHOLE_RUN for figure in answers)
         log.info("  %d stages in %s", stages, format_seconds(time.perf_counter() - started))
     return figures
 
@@ -442,7 +451,7 @@ def _answer(
     from llm_perf_opt.costs.memory.need import run_memory
 
     memory = run_memory(graphs)
-    found = (*counted_run(graphs, memory), *figures)
-    static = static_compute(model=model, workload=graphs[0].workload, graphs=graphs, source_figures=found)
+    all_figures = (*counted_run(graphs, memory), *figures)
+    static = static_compute(model=model, workload=graphs[0].workload, graphs=graphs, source_figures=all_figures)
     cases = attention_cases(*eager_and_fused(graphs, other_attention))
     return cost_answer(static, graphs, memory, tuple(cases))

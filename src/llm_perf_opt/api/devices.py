@@ -38,7 +38,7 @@ class DevicesAnswer(Answer):
 
     devices: tuple[Device, ...]
     nodes: Mapping[str, Node] = field(default_factory=dict)  # id of a device -> how it is sold; left out: not known
-    measured_kernels: Mapping[str, str] = field(default_factory=dict)  # id -> the device whose kernels were measured
+    measured_kernels: Mapping[str, str] = field(default_factory=dict)  # id -> the device of the measured kernels
 
     def report(self) -> Report:
         """One row per device."""
@@ -58,17 +58,19 @@ class DevicesAnswer(Answer):
         table = Table(
             title="Devices",
             columns=columns,
-            rows=tuple(_row(one, self.nodes.get(one.id), self.measured_kernels.get(one.id)) for one in self.devices),
+            rows=tuple(
+                _row(device, self.nodes.get(device.id), self.measured_kernels.get(device.id)) for device in self.devices
+            ),
         )
         note = Note(
-            "Dense rates, accumulation in float32; fp32 is the rate of the vector units. llm-perf-opt devices show ID "
-            "tells every figure, which of them were not read in a source, and the sources; devices cluster tells how "
-            "long collectives between such GPUs take. Measured kernels: the device itself (own), or the one that times "
-            "are scaled from; predict takes them with the extra `kernels`."
+            "Rates are dense, with accumulation in float32; fp32 is the rate of the vector units. llm-perf-opt devices "
+            "show ID lists every figure with its sources, and the figures that no source confirms; devices cluster "
+            "shows how long collectives take. Measured kernels are the device's own, or scaled from the named device; "
+            "they need the extra `kernels`."
         )
         answer = (
             f"{counted(len(self.devices), 'device is', 'devices are')} known, "
-            f"{len(self.measured_kernels)} with measured kernels of their own or of one near.",
+            f"{len(self.measured_kernels)} with measured kernels, their own or of a similar device.",
             "Next: llm-perf-opt devices show ID, or llm-perf-opt serve MODEL --gpus all --input 4000.",
         )
         return Report(title="Known devices", answer=answer, tables=(table,), notes=(note,))
@@ -97,17 +99,17 @@ class DeviceAnswer(Answer):
 
 
 def devices(devices_file: str | Path | None = None) -> DevicesAnswer:
-    """The devices of the table, and those of a TOML file of your own."""
+    """The devices of the shipped table and of a TOML file of your own."""
     file = _path(devices_file)
-    found = tuple(load_devices(file).devices.values())
-    return DevicesAnswer(devices=found, nodes=load_links(file).nodes, measured_kernels=_measured_kernels(found))
+    known = tuple(load_devices(file).devices.values())
+    return DevicesAnswer(devices=known, nodes=load_links(file).nodes, measured_kernels=_measured_kernels(known))
 
 
 def device(name: str, devices_file: str | Path | None = None) -> DeviceAnswer:
     """One device by its id, or by the name that its driver reports."""
     file = _path(devices_file)
-    found = find_device(name, file)
-    return DeviceAnswer(device=found, node=load_links(file).nodes.get(found.id))
+    named = find_device(name, file)
+    return DeviceAnswer(device=named, node=load_links(file).nodes.get(named.id))
 
 
 def _path(file: str | Path | None) -> Path | None:
@@ -146,7 +148,7 @@ def _rates_table(device: Device) -> Table:
         columns=(
             Column("dtype"),
             Column("dense peak", Kind.FLOPS_PER_S),
-            Column("best measured product", Kind.FLOPS_PER_S),
+            Column("best measured matmul", Kind.FLOPS_PER_S),
             Column("of the peak", Kind.RATIO),
             Column("verified"),
         ),
@@ -221,7 +223,7 @@ def _notes(device: Device) -> Iterator[Note]:
         yield Note(device.notes)
     yield from (Note(f"Source: {source}") for source in device.sources)
     if device.achieved_source:
-        yield Note(f"Source of the best measured product: {device.achieved_source}")
+        yield Note(f"Source of the best measured matmul: {device.achieved_source}")
     if device.memory_reported_source:
         yield Note(f"Source of the reported memory: {device.memory_reported_source}")
     yield from (Note(f"Agrees: {source}") for source in device.cross_checks)
@@ -229,24 +231,24 @@ def _notes(device: Device) -> Iterator[Note]:
     is_nominal = device.nominal_memory_bytes is None and "memory_gb" in device.unverified
     if is_nominal:
         yield Note(
-            "The memory is nominal, in gigabytes of 10^9 bytes: nobody read what the driver reports. "
-            "Drivers of other cards report up to 7 % more.",
+            "The memory is nominal, in gigabytes of 10^9 bytes, because no report of the driver is known. Drivers of "
+            "other cards report up to 7 % more.",
             Level.WARNING,
         )
     if unread := [figure for figure in device.unverified if not (is_nominal and figure == "memory_gb")]:
-        yield Note(f"Not read in a source: {', '.join(unread)}.", Level.WARNING)
+        yield Note(f"No source confirms: {', '.join(unread)}.", Level.WARNING)
 
 
 def _link_notes(node: Node | None) -> Iterator[Note]:
     if node is None:
-        yield Note("No links between such devices are known: collectives between them have no time.")
+        yield Note("The links between these devices are unknown, so their collectives have no times.")
         return
     if node.notes:
         yield Note(f"Node: {node.notes}")
     yield from (Note(f"Source of the node: {source}") for source in node.sources)
     yield from (Note(f"Disagrees about the node: {text}", Level.WARNING) for text in node.disagreements)
     if "between" in node.unverified:
-        yield Note("Which link joins nodes was read in no source: choose another with via LINK.", Level.WARNING)
+        yield Note("No source says which link joins the nodes: choose another with via LINK.", Level.WARNING)
     for link in (node.inside, node.between):
         if link is not None:
             yield from (Note(f"Source of {link.id}: {source}") for source in link.sources)
@@ -269,13 +271,13 @@ class ClusterAnswer(Answer):
     collectives: tuple[TimedCollective, ...]
 
     def time(self, kind: str, payload_bytes: int, ranks: range | tuple[int, ...] | None = None) -> CollectiveTime:
-        """How long one collective takes: `all-reduce`, `all-to-all`, ... of so many bytes, over all ranks or these."""
+        """How long one collective (`all-reduce`, `all-to-all`, ...) of these bytes takes, over all ranks or these."""
         if kind not in set(CollectiveKind):
             raise UsageError(
                 f"There is no collective {kind!r}.", why=f"there are: {', '.join(CollectiveKind)}", fix="choose one"
             )
         if payload_bytes < 0:
-            raise UsageError("A payload cannot be below zero.", why="it is a number of bytes", fix="give another")
+            raise UsageError("A payload cannot be negative.", why="it is a number of bytes", fix="give 0 or more")
         if ranks is not None and not ranks:
             raise UsageError(
                 "There are no ranks.", why="a collective needs at least one", fix="give some, or none at all"
@@ -301,8 +303,8 @@ class ClusterAnswer(Answer):
         cluster = self.cluster
         links = [("inside a node", cluster.inside)]
         links += [("between nodes", cluster.between)] if cluster.nodes > 1 else []
-        told = [f"{where} {'not known' if link is None else f'{link.id}'}" for where, link in links]
-        yield f"{cluster}: {counted(cluster.count, 'device')}, {', '.join(told)}."
+        link_texts = [f"{where} {'not known' if link is None else f'{link.id}'}" for where, link in links]
+        yield f"{cluster}: {counted(cluster.count, 'device')}, {', '.join(link_texts)}."
         known = [
             collective
             for collective in self.collectives
@@ -320,10 +322,10 @@ class ClusterAnswer(Answer):
                 Column("collective"),
                 Column("payload", Kind.BYTES),
                 Column("ranks"),
-                Column("bound", Kind.SECONDS),
+                Column("lower bound", Kind.SECONDS),
                 Column("low", Kind.SECONDS),
                 Column("high", Kind.SECONDS),
-                Column("form"),
+                Column("algorithm"),
                 Column("slowest link"),
             ),
             rows=tuple(map(_time_row, self.collectives)),
@@ -331,8 +333,8 @@ class ClusterAnswer(Answer):
 
     def _notes(self) -> Iterator[Note]:
         yield Note(
-            "Bound: no algorithm is faster. Low to high: what libraries reach, from the best form at the highest "
-            "fraction of the link that anyone measured to rings at the lowest. Nothing else is on the links."
+            "The lower bound holds for any algorithm. Low is the best algorithm at the highest share of the link that "
+            "was ever measured; high is a ring at the lowest. Nothing else uses the links."
         )
         for why in dict.fromkeys(
             collective.time.why_unknown for collective in self.collectives if collective.time.why_unknown
@@ -340,28 +342,30 @@ class ClusterAnswer(Answer):
             yield Note(f"Unknown: {why}. Describe it in a file for --devices.", Level.WARNING)
         for link in (self.cluster.inside, self.cluster.between if self.cluster.nodes > 1 else None):
             if link is not None and link.unverified:
-                yield Note(f"Not read in a source: {', '.join(link.unverified)} of {link.id}.", Level.WARNING)
+                yield Note(f"No source confirms {', '.join(link.unverified)} of {link.id}.", Level.WARNING)
 
 
 def cluster(text: str, devices_file: str | Path | None = None) -> ClusterAnswer:
     """The cluster that a text means: `8x h100-sxm`, `4x8 h100-sxm`, `72x gb200`, `2x8 h100-sxm via roce-400`."""
-    found = parse_cluster(text, None if devices_file is None else Path(devices_file))
-    group = group_of(range(found.count))
+    parsed = parse_cluster(text, None if devices_file is None else Path(devices_file))
+    group = group_of(range(parsed.count))
     shown = tuple(
         Collective(kind=kind, payload_bytes=payload, group=group) for kind in _SHOWN_KINDS for payload in _SHOWN_BYTES
     )
-    if found.count > 1:
-        far = GroupRanks(2, 0, found.count - 1, found.count - 1)
+    if parsed.count > 1:
+        far = GroupRanks(2, 0, parsed.count - 1, parsed.count - 1)
         shown += tuple(Collective(kind=CollectiveKind.SEND, payload_bytes=size, group=far) for size in _SHOWN_BYTES)
     return ClusterAnswer(
-        cluster=found,
-        collectives=tuple(TimedCollective(collective=one, time=collective_time(one, found)) for one in shown),
+        cluster=parsed,
+        collectives=tuple(
+            TimedCollective(collective=collective, time=collective_time(collective, parsed)) for collective in shown
+        ),
     )
 
 
-def _largest(found: Sequence[TimedCollective]) -> TimedCollective:
+def _largest(collectives: Sequence[TimedCollective]) -> TimedCollective:
     """The largest payload; the first kind of those."""
-    return max(found, key=lambda one: one.collective.payload_bytes)
+    return max(collectives, key=lambda timed: timed.collective.payload_bytes)
 
 
 def link_table(inside: Link | None, between: Link | None) -> Table:
@@ -372,10 +376,10 @@ def link_table(inside: Link | None, between: Link | None) -> Table:
             Column("where"),
             Column("link"),
             Column("kind"),
-            Column("each way, of one GPU", Kind.BYTES_PER_S),
+            Column("each way, per GPU", Kind.BYTES_PER_S),
             Column("to one peer", Kind.BYTES_PER_S),
-            Column("one step", Kind.SECONDS),
-            Column("adds up in switches"),
+            Column("latency", Kind.SECONDS),
+            Column("reduces in network"),
             Column("not verified"),
         ),
         rows=(_link_row("inside a node", inside), _link_row("between nodes", between)),
@@ -398,9 +402,19 @@ def _link_row(where: str, link: Link | None) -> tuple[Cell, ...]:
     )
 
 
-def _time_row(one: TimedCollective) -> tuple[Cell, ...]:
+def _time_row(timed: TimedCollective) -> tuple[Cell, ...]:
     bound, low, high = (
-        None if figure is None else figure / 10**9 for figure in (one.time.bound_ns, one.time.low_ns, one.time.high_ns)
+        None if figure is None else figure / 10**9
+        for figure in (timed.time.bound_ns, timed.time.low_ns, timed.time.high_ns)
     )
-    asked = one.collective
-    return (str(asked.kind), asked.payload_bytes, str(asked.group), bound, low, high, one.time.form, one.time.link)
+    collective = timed.collective
+    return (
+        str(collective.kind),
+        collective.payload_bytes,
+        str(collective.group),
+        bound,
+        low,
+        high,
+        timed.time.form,
+        timed.time.link,
+    )

@@ -1,4 +1,4 @@
-"""Which parts of a model become static graphs, why others do not, and their FLOPs beside those of a trace."""
+"""Which parts of a model become static graphs, why others do not, and their FLOPs compared with a trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ExportAnswer(Answer):
 
     @property
     def unexplained(self) -> tuple[str, ...]:
-        """Parts whose FLOPs differ between the sources for no known reason."""
+        """Parts with FLOPs that differ between the sources for no known reason."""
         return tuple(part.name for part in self.flops if not part.is_explained)
 
     def report(self) -> Report:
@@ -73,7 +73,11 @@ class ExportAnswer(Answer):
             check: [verdict for part in self.parts if (verdict := part.outcome(check).verdict) is not Verdict.SKIPPED]
             for check in Check
         }
-        taken = [f"{check} {sum(one is Verdict.OK for one in found)}" for check, found in tried.items() if found]
+        taken = [
+            f"{check} {sum(verdict is Verdict.OK for verdict in verdicts)}"
+            for check, verdicts in tried.items()
+            if verdicts
+        ]
         failed = [part.name for part in self.parts if part.outcome(Check.EXPORT).verdict is Verdict.FAILED]
         refused = f"torch.export refuses {listed(failed)}." if failed else "torch.export refuses none."
         unknown = self.unexplained
@@ -206,7 +210,7 @@ def _examined(
 
 
 def _fresh_targets(origin: Origin) -> dict[str, Target]:
-    """Targets that nothing has run yet; those of a module that has weights have them too."""
+    """Targets that nothing has run yet; a module that has weights keeps them."""
     targets = origin.targets()
     if isinstance(origin.adapter, RunsForReal):
         real = origin.adapter.real_run(origin.workload, None).targets

@@ -9,12 +9,14 @@ from typing import Any
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.graph_view import Box, GraphView
+from llm_perf_opt.core.graph_view import Box, Figures, GraphView
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.plugins import DRAWINGS
 from llm_perf_opt.core.protocols import DrawsPhases
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table
+from llm_perf_opt.core.units import format_bytes, format_flops
 from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.graphs.view import MAX_BOXES, group
 
@@ -45,18 +47,28 @@ class GraphAnswer(Answer):
     _options: Mapping[str, Any] = field(default_factory=dict)  # of `group`, as they were given
 
     def report(self) -> Report:
-        """The picture, and the boxes that it shows as a table; of a rank among several with what they exchange."""
+        """The picture, and its boxes as a table; for one rank of several also its collectives."""
         columns: tuple[Column, ...] = _COLUMNS
         rows = tuple(_row(box) for box in self.view.visible())
         if any(root.collectives for root in self.view.roots):
             columns = (*_COLUMNS, *_COLLECTIVES)
-            rows = tuple((*row, *_exchanged(box)) for row, box in zip(rows, self.view.visible(), strict=True))
+            rows = tuple((*row, *_collective_totals(box)) for row, box in zip(rows, self.view.visible(), strict=True))
         return Report(
             title=self.view.title,
             tables=(Table(title="Boxes", columns=columns, rows=rows),),
             notes=tuple(Note(line) for line in self.view.caption),
             graph=self.view,
         )
+
+    @property
+    def totals(self) -> Figures:
+        """All that is shown, added up: FLOPs, bytes moved, activation memory, parameters."""
+        return self.view.totals
+
+    def save_runtime_log(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write what the loops of the phase did (images, grids of crops, layers, steps) as a file of its own."""
+        graph = next(graph for graph in self._graphs if graph.phase == self.phase)
+        return write_runtime_log(graph, path, overwrite=force)
 
     def draw(self, format_name: str = "text", metric: str = "flops") -> str | bytes:
         """The picture in one of the formats of `graph --format`, boxes weighed by `metric`.
@@ -110,7 +122,7 @@ class GraphAnswer(Answer):
 
 
 def graph_answer(graph: CallGraph, graphs: tuple[CallGraph, ...] = (), **options: Any) -> GraphAnswer:
-    """The picture of one phase; `graphs` are all phases of its run, `options` those of `group`."""
+    """The picture of one phase; `graphs` are all phases of its run, `options` go to `group`."""
     return GraphAnswer(phase=graph.phase, view=grouped(graph, **options), _graphs=graphs or (graph,), _options=options)
 
 
@@ -126,7 +138,7 @@ def grouped(
     min_share: float | str | None = None,
     ungrouped: bool = False,
 ) -> GraphView:
-    """The boxes of one phase, with the stored formats in its caption."""
+    """The boxes of one phase, with the stored formats in its caption, and of a part of it what it adds up to."""
     view = group(
         graph,
         depth=depth,
@@ -138,11 +150,21 @@ def grouped(
         min_share=min_share,
         ungrouped=ungrouped,
     )
-    return replace(view, caption=(*view.caption, *(note.text for note in deployment_notes([graph]))))
+    together = () if focus is None else (totals_text(view.totals),)
+    return replace(view, caption=(*together, *view.caption, *(note.text for note in deployment_notes([graph]))))
+
+
+def totals_text(totals: Figures) -> str:
+    """What a part costs in all: `Together: 2.45 TFLOP, 12.1 GiB moved, 9.9 GiB of activation memory`."""
+    moved, held = (
+        "?" if size is None else format_bytes(size) for size in (totals.bytes_moved, totals.activation_bytes)
+    )
+    flops = "FLOPs not known" if totals.flops is None else format_flops(totals.flops)
+    return f"Together: {flops}, {moved} moved, {held} of activation memory."
 
 
 def drawing_format_of(path: Path) -> str:
-    """The drawing whose files end like this; the longer of two endings wins: `.speedscope.json` over `.json`."""
+    """The drawing format for a file's suffix; the longer of two suffixes wins: `.speedscope.json` over `.json`."""
     suffixes = {name: DRAWINGS.get(name).suffix for name in DRAWINGS.names()}
     named = [name for name, suffix in suffixes.items() if path.name.endswith(suffix)]
     if named:
@@ -157,7 +179,7 @@ def drawing_format_of(path: Path) -> str:
     return alike[0]
 
 
-def _exchanged(box: Box) -> tuple[int, int]:
+def _collective_totals(box: Box) -> tuple[int, int]:
     """How many collectives, and the bytes of their payloads."""
     parts = box.collectives
     return sum(part.count for part in parts), sum(part.count * part.payload_bytes for part in parts)

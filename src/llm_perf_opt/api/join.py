@@ -34,7 +34,7 @@ class JoinAnswer(Answer):
     phase: str
     recorded_by: str
     recorded_on: str | None  # the device by its driver's name
-    device: Device | None  # whose peaks MFU and MBU refer to
+    device: Device | None  # MFU and MBU refer to its peaks
     forwards: int
     device_ns: int  # all recorded time
     stages: tuple[JoinedTotal, ...]
@@ -55,13 +55,14 @@ class JoinAnswer(Answer):
     def is_complete(self) -> bool:
         """Whether the figures stand for the run.
 
-        95 % of the time is attributed, 90 % of the FLOPs have kernels, and at most 5 % of the work is too fast.
+        95 % of the time is attributed, 90 % of the FLOPs have kernels, and at most 5 % of the work is too fast: without
+        a device nobody can tell.
         """
         return self._joined.is_complete
 
     @property
     def found_flops(self) -> float | None:
-        """The share of the FLOPs of the traced forwards whose ops have kernels: low where another run was recorded."""
+        """The share of the traced FLOPs with a kernel in the recording: low where another run was recorded."""
         return self._joined.found_flops
 
     def report(self) -> Report:
@@ -77,7 +78,7 @@ def join_answer(
     device: str | Device | None = None,
     devices_file: Path | None = None,
 ) -> JoinAnswer:
-    """Join one phase with a recording; the parameters are those of `Trace.join`."""
+    """Join one phase with a recording; the parameters are as in `Trace.join`."""
     joined = read_joined(graph, recording, step=step, device=device, devices_file=devices_file)
     return filled(
         JoinAnswer,

@@ -65,15 +65,15 @@ def memory_answer(
     hardware = None if device is None else find_hardware(device, devices_file)
     if hardware is not None:
         require_room(graphs, hardware)
-    found = None if hardware is None else device_of(hardware)
+    single_device = None if hardware is None else device_of(hardware)
     memory = run_memory(graphs)
-    fit = None if found is None else traced_fit(graphs, found)
+    fit = None if single_device is None else traced_fit(graphs, single_device)
     return MemoryAnswer(
         model=graphs[0].model,
         phases=memory.phases,
         cache=memory.cache,
         attention_cases=tuple(attention_cases(*eager_and_fused(graphs, other_attention))),
-        device=found,
+        device=single_device,
         serving=None if fit is None else fit[1],
         _graphs=graphs,
         _fit=fit,

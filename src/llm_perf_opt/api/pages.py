@@ -87,7 +87,7 @@ def pages(
 
     - `page`: sizes, `640x480,A4@150dpi` or a list. Or `crops`: grids of crops, `1x1,2x3`. Default: a mix of sizes.
     - `gpus`: one GPU, for times. Default: no times. `execution`: `fused`, an engine's kernels, or `eager`.
-    - `weights`, `cache`, `routing` and the workload are those of `lpo.trace`.
+    - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     hardware = _one_gpu(gpus, devices_file) if isinstance(gpus, str) else gpus
     origin = find_origin(
@@ -134,7 +134,7 @@ def _listed(given: str | Sequence[Named] | None) -> Sequence[str | Named] | None
     return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
 
 
-Shown = tuple[str, PageSize | None, dict[str, Any]]  # name, size, what the workload says of it
+Shown = tuple[str, PageSize | None, Mapping[str, Any]]  # name, size, the fields of the workload for it
 
 
 def _pages_to_show(
@@ -163,10 +163,10 @@ def _pages_to_show(
             fix="use --crops" if "crops" in takes else "use --page" if "image" in takes else "choose another model",
         )
     if origin.workload.changed().get("image") is not None:
-        raise UsageError("--image is one page.", why=f"{option} names all of them", fix="leave --image out")
+        raise UsageError("--image is a single page.", why=f"{option} names every page", fix="leave --image out")
     if crops is not None:
-        found = [read_grid(grid) for grid in crops]
-        return [(grid_text(grid) or "", None, {"crops": grid}) for grid in found]
+        grids = [read_grid(grid) for grid in crops]
+        return [(grid_text(grid) or "", None, {"crops": grid}) for grid in grids]
     read = [read_page_size(size) for size in (DEFAULT_PAGES if pages is None else pages)]
     return [(size.name, size, {"image": size.text}) for size in read]
 
@@ -211,6 +211,6 @@ def _added(origin: Origin, costs: Sequence[PageCost], runs: _Runs) -> Iterator[A
     for grid in by_crops:
         smaller = smaller_grid(grid)
         if smaller is not None:
-            found = added_crops(runs.of({"crops": smaller}), grids[grid].run)
-            if found is not None:
-                yield found
+            cost = added_crops(runs.of({"crops": smaller}), grids[grid].run)
+            if cost is not None:
+                yield cost

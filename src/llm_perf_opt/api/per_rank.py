@@ -1,4 +1,4 @@
-"""A model that is spread over ranks, rank by rank: what each kind of rank holds, runs and exchanges, and if it fits."""
+"""A model that is split between ranks: what each kind of rank holds, runs and communicates, and whether it fits."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class RanksAnswer(Answer):
     @property
     def fits(self) -> bool | None:
         """Whether every rank serves the batch; None where that is not known of one, or no device was named."""
-        found = [None if kind.serving is None else kind.serving.fits for kind in self.kinds]
-        return False if False in found else None if None in found else True
+        verdicts = [None if kind.serving is None else kind.serving.fits for kind in self.kinds]
+        return False if False in verdicts else None if None in verdicts else True
 
     def report(self) -> Report:
-        """The ranks by kind and phase, the balance between them, and what is whole on every rank."""
+        """The ranks by kind and phase, the balance between them, and what is replicated on every rank."""
         where = "" if self.machine is None else f" on {self.machine}"
         report = Report(
             title=f"{self.model}, {self.plan.describe()}{where}: what each rank holds and runs",

@@ -44,7 +44,7 @@ from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 _AS_DENSE = Note(
-    "The calibration timed products whose weights are not quantised: other formats are timed as if they were those.",
+    "The calibration timed matmuls with unquantized weights; quantized weights are timed as if they were unquantized.",
     Level.WARNING,
 )
 
@@ -99,7 +99,7 @@ class PredictionAnswer(Answer):
     cluster: Cluster | None = None  # of these devices, where several were named
     execution: str
     rates: str = SOURCE  # the source of the times: data sheet, measured kernels, or a calibration
-    engine: str | None = None  # whose measured kernels; None: no engine's
+    engine: str | None = None  # the engine of the measured kernels; None: not an engine's
     stages: tuple[PredictedStage, ...]
     needed_bytes: int | None  # of the rank that needs most
     serving: ServingFit | None
@@ -141,13 +141,13 @@ class PredictionAnswer(Answer):
         stages = [stage for stage in self.stages if stage.phase == graph.phase]
         steps = graph.runtime.get("decode_steps") if graph.phase == "decode" else None
         parts = steps if isinstance(steps, int) and steps else 1
-        bounds, expected = [one.lower_bound_s for one in stages], [one.expected_s for one in stages]
+        bounds, expected = [stage.lower_bound_s for stage in stages], [stage.expected_s for stage in stages]
         return PhaseBand(
             name=f"{graph.phase} of one token" if isinstance(steps, int) and steps else graph.phase,
             lower_bound_s=None if None in bounds else sum(bound or 0 for bound in bounds) / parts,
-            low_s=sum(one.low_s for one in stages) / parts,
-            high_s=sum(one.high_s for one in stages) / parts,
-            expected_s=None if None in expected else sum(one or 0 for one in expected) / parts,
+            low_s=sum(stage.low_s for stage in stages) / parts,
+            high_s=sum(stage.high_s for stage in stages) / parts,
+            expected_s=None if None in expected else sum(time or 0 for time in expected) / parts,
         )
 
     @property
@@ -172,7 +172,7 @@ class PredictionAnswer(Answer):
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """What was asked, whether it fits, how fast it is and what limits it: three lines."""
+        """The question, whether it fits, how fast it is and its bottleneck: three lines."""
         return prediction_lines(
             self._graphs,
             self._times,
@@ -182,7 +182,7 @@ class PredictionAnswer(Answer):
             machine=self.machine
             if isinstance(self._machine, Calibration)
             else hardware_id(self._machine) or self.machine,
-            how=execution_text(self.execution, self.engine) if self.device is not None else "as calibrated",
+            how=Execution(self.execution).text if self.device is not None else "as calibrated",
             shortage=self.shortage,
             rates=self.rates,
         )
@@ -240,7 +240,11 @@ def _prediction(
         execution=execution,
         rates=source.name,
         engine=source.engine,
-        stages=tuple(_stage(graph.phase, stage) for graph, found in zip(graphs, times, strict=True) for stage in found),
+        stages=tuple(
+            _stage(graph.phase, stage)
+            for graph, stage_times in zip(graphs, times, strict=True)
+            for stage in stage_times
+        ),
         needed_bytes=memory.total_bytes,
         serving=None if fit is None else fit[1],
         ranks=None if device is None else ranks_answer((graphs, *others), source, [times]),
@@ -255,33 +259,35 @@ def _prediction(
 
 
 def with_decode_steps(trace: TracedRun, answer: PredictionAnswer, decode_steps: int) -> PredictionAnswer:
-    """The prediction of a trace, and with it the run of so many decode steps."""
+    """The prediction of a trace, and with it the run of this many decode steps."""
     return replace(answer, run=predicted_run(trace, answer._times, answer._source, decode_steps))
 
 
 def corrected_prediction(trace: TracedRun, answer: PredictionAnswer, measured: Given) -> PredictionAnswer:
     """The prediction of a trace, corrected by what was measured; every kind of rank by the same factors."""
     source = answer._source
-    found = corrected_times(trace, source, answer._times, measured)
+    corrected = corrected_times(trace, source, answer._times, measured)
     phases = trace.phases
     kinds = [rank.graphs for rank in trace.ranks]
-    others = [corrected_others(graphs, source, found) for graphs in kinds[1:]]
+    others = [corrected_others(graphs, source, corrected) for graphs in kinds[1:]]
     return replace(
         answer,
-        stages=tuple(_stage(phase, stage) for phase, times in zip(phases, found.times, strict=True) for stage in times),
-        ranks=None if answer.ranks is None else ranks_answer(kinds, source, [found.times, *others]),
-        run=None if answer.run is None else _corrected_run(answer.run, answer._times, found, phases),
-        correction=found.correction,
-        _times=found.times,
+        stages=tuple(
+            _stage(phase, stage) for phase, times in zip(phases, corrected.times, strict=True) for stage in times
+        ),
+        ranks=None if answer.ranks is None else ranks_answer(kinds, source, [corrected.times, *others]),
+        run=None if answer.run is None else _corrected_run(answer.run, answer._times, corrected, phases),
+        correction=corrected.correction,
+        _times=corrected.times,
     )
 
 
 def _corrected_run(run: PredictedRun, before: PhaseTimes, by: Corrected, phases: Sequence[str]) -> PredictedRun:
     """A prefill and many steps with the corrected times: every step as the first one was."""
-    first = [stage for phase, found in zip(phases, by.times, strict=True) if phase != DECODE for stage in found]
+    first = [stage for phase, stages in zip(phases, by.times, strict=True) if phase != DECODE for stage in stages]
     wall = total_wall(first)
-    old = [stage for phase, found in zip(phases, before, strict=True) if phase == DECODE for stage in found]
-    new = [stage for phase, found in zip(phases, by.times, strict=True) if phase == DECODE for stage in found]
+    old = [stage for phase, stages in zip(phases, before, strict=True) if phase == DECODE for stage in stages]
+    new = [stage for phase, stages in zip(phases, by.times, strict=True) if phase == DECODE for stage in stages]
     run = replace(run, prefill_low_s=wall.low, prefill_high_s=wall.high, prefill_expected_s=wall.expected)
     was, now = total_wall(old), total_wall(new)
     if was == now:
@@ -299,8 +305,8 @@ def _corrected_run(run: PredictedRun, before: PhaseTimes, by: Corrected, phases:
 
 
 def _stage(phase: str, stage: StageTime) -> PredictedStage:
-    exchanged = stage.communication
-    links = None if exchanged is None else exchanged.band
+    communication = stage.communication
+    links = None if communication is None else communication.band
     return PredictedStage(
         phase=phase,
         name=stage.name,
@@ -311,7 +317,7 @@ def _stage(phase: str, stage: StageTime) -> PredictedStage:
         launches=stage.launches,
         engine_kernels=stage.engine_kernels,
         bound_by=None if stage.bound_by is None else str(stage.bound_by),
-        sent_bytes=None if exchanged is None else exchanged.sent_bytes,
+        sent_bytes=None if communication is None else communication.sent_bytes,
         communication_low_s=None if links is None else links.low,
         communication_high_s=None if links is None else links.high,
         exposed_share=None if stage.exposed is None or not stage.wall.high else stage.exposed.high / stage.wall.high,
@@ -333,15 +339,8 @@ def _missing_tables(source: RateSource) -> Iterator[Note]:
         )
 
 
-def execution_text(execution: str, engine: str | None = None) -> str:
-    """Whose kernels run: the code as written, an engine that fuses, or a named engine."""
-    if execution == Execution.EAGER:
-        return "eager as written"
-    return "fused as engines do" if engine is None else f"fused as {engine} does"
-
-
 def run_text(graphs: Sequence[CallGraph], speed: Speed, machine: str, how: str) -> str:
-    """`llama31-8b on l4, eager as written, 1 x 128 tokens, bfloat16`: model, deployment, execution and workload."""
+    """`llama31-8b on l4, eager PyTorch, 1 x 128 tokens, bfloat16`: model, deployment, execution and workload."""
     first, plan = graphs[0], plan_in(graphs[0].deployment)
     words = [machine, *([] if plan is None else [plan.describe()]), how]
     tokens = f" x {format_count(speed.context)} tokens" if speed.context else ""
@@ -355,8 +354,8 @@ def run_text(graphs: Sequence[CallGraph], speed: Speed, machine: str, how: str) 
 @found_once
 def _needs_if_narrower(graphs: tuple[CallGraph, ...]) -> tuple[tuple[str, int], ...]:
     """Weight format -> what the run then needs."""
-    found = ((name, run_memory(redeployed(graphs, Deployment.make(weights=name)))) for name in _NARROWER)
-    return tuple((name, memory.total_bytes) for name, memory in found if memory.total_bytes is not None)
+    memories = ((name, run_memory(redeployed(graphs, Deployment.make(weights=name)))) for name in _NARROWER)
+    return tuple((name, memory.total_bytes) for name, memory in memories if memory.total_bytes is not None)
 
 
 def shortage_on(kinds: Sequence[tuple[CallGraph, ...]], device: Device) -> Shortage | None:
@@ -365,7 +364,7 @@ def shortage_on(kinds: Sequence[tuple[CallGraph, ...]], device: Device) -> Short
     if short is None:
         return None
     needs = [dict(_needs_if_narrower(graphs)) for graphs in kinds]
-    largest = {name: max(need[name] for need in needs) for name in _NARROWER if all(name in one for one in needs)}
+    largest = {name: max(need[name] for need in needs) for name in _NARROWER if all(name in need for need in needs)}
     return replace(short, formats=tuple((name, size) for name, size in largest.items() if size <= device.memory_bytes))
 
 
@@ -382,23 +381,23 @@ def prediction_lines(
     rates: str = "",
 ) -> tuple[str, ...]:
     """Three lines. Where the run does not fit, the first says so, how many devices hold it, and in which format."""
-    asked = run_text(graphs, speed, machine, how)
+    run = run_text(graphs, speed, machine, how)
     fast = ", ".join(part for part in (speed_text(speed), pages_text(speed)) if part)
     fast = f"by the data sheet, {fast}" if rates == SOURCE else fast
     if shortage is not None and device is not None:
-        short = f"{asked}: {format_bytes(shortage.short_bytes)} short."
-        return shortage_text(shortage, device), short, f"If it fitted: {fast}."
+        over = f"{run}: {format_bytes(shortage.short_bytes)} over."
+        return shortage_text(shortage, device), over, f"If it fit: {fast}."
     fit = "" if memory is None or device is None else f": {fit_text(memory, device)}"
     limits = bottleneck_text(graphs, times)
     last = f"Bottleneck: {limits}. " if limits else ""
-    return f"{asked}{fit}.", f"{fast[:1].upper()}{fast[1:]}.", f"{last}Next: {next_text(graphs, times, speed, how)}."
+    return f"{run}{fit}.", f"{fast[:1].upper()}{fast[1:]}.", f"{last}Next: {next_text(graphs, times, speed, how)}."
 
 
 def next_text(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]], speed: Speed, how: str) -> str:
-    """The option that changes most, by what limits."""
+    """The option that changes most, by the bottleneck."""
     limits = bottlenecks(graphs, times)
     limit = limits.get("decode") or next(iter(limits.values()), None)
-    if limit is BoundBy.LAUNCHES and how == execution_text(Execution.EAGER):
+    if limit is BoundBy.LAUNCHES and how == Execution.EAGER.text:
         return "--execution fused"
     if limit is BoundBy.COMMUNICATION:
         return "a smaller --tp, or faster links"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_perf_opt import __version__
+from llm_perf_opt.api.advise import AdviceAnswer, advice_answer
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.profile_preparation import (
     Prepared,
@@ -19,6 +21,7 @@ from llm_perf_opt.api.profile_preparation import (
     find_profiled_device,
     require_memory,
     require_programs,
+    require_recorded_on,
 )
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
@@ -26,8 +29,10 @@ from llm_perf_opt.core.measurement import MeasuredKernel, OperatorTime, PageMeas
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.plugins import OUTSIDE_PROFILERS, REPORTERS
 from llm_perf_opt.core.protocols import StageWatch
+from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.measurements.profile import RunFigures, WorkloadCosts, join_run, metrics_document, profile_report
+from llm_perf_opt.measurements.profile.joined_run import JoinedRun, join_profiled
 from llm_perf_opt.measurements.profile.profiled_model import ProfiledModel, open_model, ranged_program
 from llm_perf_opt.measurements.profile.request import (
     WORKLOAD_OPTIONS,
@@ -66,14 +71,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KERNELS = "kernels.json"
-STATIC, PROFILER = "static analysis", "torch's profiler"  # sources of figures besides the clock, as failures name them
+# sources of figures besides the clock, as failures name them
+STATIC, PROFILER, JOIN, ADVICE = "static analysis", "torch's profiler", "the join with the trace", "the advice"
 
 
 class Progress(StageWatch, Protocol):
     """Told how far a run is: which page, and of it which stage."""
 
     def begin(self, total: int, done: int) -> None:
-        """So many pages, of which so many were finished by an earlier run."""
+        """Say how many pages there are, and how many an earlier run finished."""
         ...
 
     def page(self, image: str) -> None:
@@ -107,6 +113,8 @@ class ProfileAnswer(Answer):
     files: tuple[Path, ...]
     resumed_pages: int
     failures: Mapping[str, str]  # source -> reason
+    joined: JoinedRun | None  # None: it was not asked for, or failed
+    advice: AdviceAnswer | None  # from the measured times; None: no join, or the peaks of the device are not known
     _chapters: tuple[Report, ...]
 
     @property
@@ -131,6 +139,8 @@ class ProfileAnswer(Answer):
             dtype=self.dtype,
             notes=[*map(Note, self.notes), *(Note(text, Level.WARNING) for text in self.failure_lines)],
             chapters=self._chapters,
+            joined=self.joined,
+            advice=None if self.advice is None else self.advice.report(),
         )
 
     @property
@@ -158,25 +168,28 @@ def run_profile(
 
     require_programs(request, model)
     images = request.pages()
-    with open_run_folder(folder, request, config_text, force=force) as kept:
+    with open_run_folder(folder, request, config_text, force=force) as run_folder:
         run = request.run
         models = RealModels(weights=model.weights, device=request.device.torch)
         runs = TimedRuns(
             models, warmup=run.warmup, repeats=run.repeats, clock=run.clock, threads=run.threads, watch=progress
         )
         environment = runs.environment()
-        kept.keep_environment(environment)
+        run_folder.keep_environment(environment)
         device = find_profiled_device(request.device, environment, request.model.dtype)
+        if request.profiler.join:
+            reported = environment["device"]["reported_name"]
+            require_recorded_on(device, reported, on_host=request.device.torch == "cpu")
         first = model.page_run(request, images[0])
-        prepared = analyse(request, model, first, kept)
-        found = [kept.finished_page(index, image) for index, image in enumerate(images)]
-        if run.check_memory and None in found:
+        prepared = analyse(request, model, first, run_folder)
+        finished = [run_folder.finished_page(index, image) for index, image in enumerate(images)]
+        if run.check_memory and None in finished:
             has_weights = any(target.has_weights for target in first.run.targets)
             require_memory(prepared.memory, request.device.torch, has_weights=has_weights)
-        pages = _measured(request, model, images, found, kept, runs, progress)
-        records = _records(request, model, images, kept, runs, pages)
-        resumed = sum(page is not None for page in found)
-        return _finish(request, model, kept, prepared, records, device, resumed)
+        pages = _measured(request, model, images, finished, run_folder, runs, progress)
+        records = _records(request, model, images, run_folder, runs, pages)
+        resumed = sum(page is not None for page in finished)
+        return _finish(request, model, run_folder, prepared, records, device, resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,23 +206,23 @@ def _measured(
     request: ProfileRequest,
     model: ProfiledModel,
     images: Sequence[str | None],
-    found: Sequence[PageMeasurement | None],
-    kept: RunFolder,
+    finished: Sequence[PageMeasurement | None],
+    run_folder: RunFolder,
     runs: TimedRuns,
     progress: Progress | None,
 ) -> list[PageMeasurement]:
-    resumed = sum(page is not None for page in found)
+    resumed = sum(page is not None for page in finished)
     if resumed:
         log.info("%d of %d pages were finished by an earlier run", resumed, len(images))
     if progress is not None:
         progress.begin(len(images), resumed)
     pages: list[PageMeasurement] = []
-    for index, (image, page) in enumerate(zip(images, found, strict=True)):
+    for index, (image, page) in enumerate(zip(images, finished, strict=True)):
         if page is None:
             if progress is not None:
                 progress.page(image or request.model.name)
             page = runs.measure(model.page_run(request, image))
-            kept.keep_page(index, page)
+            run_folder.keep_page(index, page)
             if progress is not None:
                 progress.page_done()
         pages.append(page)
@@ -220,7 +233,7 @@ def _records(
     request: ProfileRequest,
     model: ProfiledModel,
     images: Sequence[str | None],
-    kept: RunFolder,
+    run_folder: RunFolder,
     runs: TimedRuns,
     pages: list[PageMeasurement],
 ) -> ProfileRecords:
@@ -229,18 +242,31 @@ def _records(
     operators: tuple[OperatorTime, ...] = ()
     kernels: tuple[MeasuredKernel, ...] = ()
     try:
-        operators = _operators(request, model, images, kept, runs)
+        operators = _operators(request, model, images, run_folder, runs)
     except (PerfOptError, RuntimeError) as error:
         failures[PROFILER] = failure_text(error)
-    try:
-        kernels = _kernels(request, kept)
-    except PerfOptError as error:
-        failures[request.profiler.nsight] = failure_text(error)
+    for name in _nsight_programs(request, model):
+        try:
+            kernels += OUTSIDE_PROFILERS.get(name)(
+                ranged_program(run_folder.path / REQUEST_FILE), run_folder.path, request.profiler.nsight_stage
+            )
+        except PerfOptError as error:
+            failures[name] = failure_text(error)
+    if kernels:
+        run_folder.write_json(KERNELS, [asdict(kernel) for kernel in kernels])
     return ProfileRecords(pages, operators, kernels, failures)
 
 
+def _nsight_programs(request: ProfileRequest, model: ProfiledModel) -> list[str]:
+    """The outside profilers to run, each in a process of its own."""
+    choice = request.profiler.nsight
+    if choice == "installed":
+        return [name for name in OUTSIDE_PROFILERS.names() if model.has_workload and shutil.which(name) is not None]
+    return [] if choice == "none" else [choice]
+
+
 def _operators(
-    request: ProfileRequest, model: ProfiledModel, images: Sequence[str | None], kept: RunFolder, runs: TimedRuns
+    request: ProfileRequest, model: ProfiledModel, images: Sequence[str | None], run_folder: RunFolder, runs: TimedRuns
 ) -> tuple[OperatorTime, ...]:
     """Of the first page, in a pass of its own; a resumed run that has them already reads them back."""
     from llm_perf_opt.harness.profiler_details import ProfilerOptions
@@ -248,64 +274,97 @@ def _operators(
     profiler = request.profiler
     if not profiler.enabled:
         return ()
-    if (known := kept_operators(kept, profiler)) is not None:
+    if (known := kept_operators(run_folder, profiler)) is not None:
         return known
     options = ProfilerOptions(
         with_stack=profiler.with_stack, with_modules=profiler.with_modules, profile_memory=profiler.profile_memory
     )
     page = model.page_run(request, images[0])
-    found = runs.operators(page, kept.path / CHROME_TRACE, modules=profiler.modules, options=options)
-    kept.write_with_digest(OPERATORS, operators_text(found, operator_columns(profiler)))
-    return found
-
-
-def _kernels(request: ProfileRequest, kept: RunFolder) -> tuple[MeasuredKernel, ...]:
-    """Of a process of its own under Nsight, where that was asked for."""
-    if request.profiler.nsight == "none":
-        return ()
-    profiler = OUTSIDE_PROFILERS.get(request.profiler.nsight)
-    found = profiler(ranged_program(kept.path / REQUEST_FILE), kept.path, request.profiler.nsight_stage)
-    kept.write_json(KERNELS, [asdict(kernel) for kernel in found])
-    return found
+    operators = runs.operators(page, run_folder.path / CHROME_TRACE, modules=profiler.modules, options=options)
+    run_folder.write_with_digest(OPERATORS, operators_text(operators, operator_columns(profiler)))
+    return operators
 
 
 def _finish(
     request: ProfileRequest,
     model: ProfiledModel,
-    kept: RunFolder,
+    run_folder: RunFolder,
     prepared: Prepared,
     records: ProfileRecords,
     device: Device | None,
     resumed_pages: int,
 ) -> ProfileAnswer:
     """Costs, the join, and every artifact; all of it follows from what the folder holds. A page is traced once."""
-    pages, files = records.pages, [kept.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
+    pages, files = records.pages, [run_folder.path / name for name in (CONFIG_FILE, REQUEST_FILE, ENVIRONMENT_FILE)]
     costs, failure = _costs(prepared, pages)
+    failures = {**({} if failure is None else {STATIC: failure}), **records.failures}
+    figures = join_run(pages, costs, device, request.model.dtype)
+    joined = _joined(request, run_folder, prepared, pages[0], figures, device, failures)
+    advice = _advice(prepared, pages[0], joined, device, failures)
     files += prepared.files
-    files += [kept.path / OPERATORS, kept.path / CHROME_TRACE] if records.operators else []
-    files += [kept.path / KERNELS] if records.kernels else []
+    files += [run_folder.path / OPERATORS, run_folder.path / CHROME_TRACE] if records.operators else []
+    files += [run_folder.path / KERNELS] if records.kernels else []
     names = ("report.md", "report.html", METRICS_FILE)
     answer = ProfileAnswer(
         model=request.model.name,
         dtype=request.model.dtype,
         device=device,
-        figures=join_run(pages, costs, device, request.model.dtype),
+        figures=figures,
         costs=tuple(costs),
         pages=tuple(pages),
         operators=records.operators,
         kernels=records.kernels,
         notes=(*model.notes, *_holes(costs)),
-        folder=kept.path,
-        files=(*files, *(kept.path / name for name in names)),
+        folder=run_folder.path,
+        files=(*files, *(run_folder.path / name for name in names)),
         resumed_pages=resumed_pages,
-        failures={**({} if failure is None else {STATIC: failure}), **records.failures},
+        failures=failures,
+        joined=joined,
+        advice=advice,
         _chapters=() if prepared.static is None else (prepared.static.report(),),
     )
     report = answer.report()
-    kept.write_text("report.md", REPORTERS.get("markdown")().render(report))
-    kept.write_text("report.html", REPORTERS.get("html")().render(report))
-    kept.write_json(METRICS_FILE, _metrics(request, answer))
+    run_folder.write_text("report.md", REPORTERS.get("markdown")().render(report))
+    run_folder.write_text("report.html", REPORTERS.get("html")().render(report))
+    run_folder.write_json(METRICS_FILE, _metrics(request, answer))
     return answer
+
+
+def _joined(
+    request: ProfileRequest,
+    run_folder: RunFolder,
+    prepared: Prepared,
+    page: PageMeasurement,
+    figures: RunFigures,
+    device: Device | None,
+    failures: dict[str, str],
+) -> JoinedRun | None:
+    """The profile of the first page on its trace; why not goes to `failures`."""
+    if not request.profiler.join or prepared.traces is None or PROFILER in failures:
+        return None
+    on_host = request.device.torch == "cpu"
+    try:
+        recording = read_recording(run_folder.path / CHROME_TRACE, of_host=on_host)
+        require_recorded_on(device, recording.device_name, on_host=on_host)
+        return join_profiled(prepared.traces.of(page).graphs, recording, figures, device, on_host=on_host)
+    except PerfOptError as error:
+        failures[JOIN] = failure_text(error)
+        return None
+
+
+def _advice(
+    prepared: Prepared, page: PageMeasurement, joined: JoinedRun | None, device: Device | None, failures: dict[str, str]
+) -> AdviceAnswer | None:
+    """What to change first, from the measured time of the prompt and of a decode step; why not goes to `failures`."""
+    if joined is None or prepared.traces is None or device is None or not joined.measured:
+        return None
+    try:
+        return advice_answer(
+            prepared.traces.of(page), device, output=max(1, page.decode_steps), measured=joined.measured
+        )
+    except PerfOptError as error:
+        failures[ADVICE] = failure_text(error)
+        return None
 
 
 def _costs(prepared: Prepared, pages: Sequence[PageMeasurement]) -> tuple[list[WorkloadCosts | None], str | None]:
@@ -347,12 +406,12 @@ def profile(
     checkpoint: str | Path | None = None,  # the released folder of a registered model
     trust_remote_code: bool = False,  # whether the Python code in a model folder may run
     torch_device: str = "cpu",  # where it runs: "cpu" or "cuda"
-    device: str | None = None,  # whose peaks MFU and MBU are of, by id or name; default: what the machine reports
+    device: str | None = None,  # MFU and MBU refer to its peaks; an id or name; default: what the machine reports
     devices_file: str | Path | None = None,
     max_new_tokens: int = 8,  # the first of them comes from the prefill
     prompt: str | None = None,  # in words, which needs a tokenizer
     stop_at_eos: bool = False,
-    sample: int | None = None,  # of many pages (`image` is a folder or a list) take so many
+    sample: int | None = None,  # of many pages (`image` is a folder or a list) take this many
     seed: int = 0,
     warmup: int = 1,
     repeats: int = 3,
@@ -363,8 +422,9 @@ def profile(
     with_stack: bool = False,  # with the source line of every operator
     with_modules: bool = False,  # with the module of every operator
     profile_memory: bool = False,  # with the bytes that every operator allocates
-    nsight: str = "none",  # and one under "nsys" or "ncu"
+    nsight: str = "none",  # and one under "nsys" or "ncu", or each of them that is "installed"
     nsight_stage: str = "decode",
+    join: bool = False,  # lay the operators on the traced ops, next to what is predicted of them
     static: bool | Mapping[str, Any] = True,  # trace the pages; or `sources` and sizes of the static report
     check_memory: bool = True,  # refuse a run that the machine has no memory for
     out: str | Path | None = None,  # a folder for the artifacts; default: nothing is kept
@@ -375,12 +435,12 @@ def profile(
     """Run a model for real and time every stage. A module that is passed in keeps its weights.
 
     `workload` is what the model is run with: `image`, `prompt_tokens`, `batch`, `dtype`, `attention`, and the model's
-    own options. Every parameter is also a key of the command: see `docs/cli/profile.md`.
+    own options. Every parameter is also a key of the command: see `docs/reference/cli/profile.md`.
     """
     choice, profiled = _opened(model, args, kwargs, torch_device, weights, checkpoint, workload, trust_remote_code)
     pages = {"max_new_tokens": max_new_tokens, "prompt": prompt, "stop_at_eos": stop_at_eos}
     run = RunChoice(folder=".", warmup=warmup, repeats=repeats, clock=clock, threads=threads)
-    profiler = ProfilerChoice(enabled=operators, modules=modules, nsight=nsight, nsight_stage=nsight_stage)
+    profiler = ProfilerChoice(enabled=operators, modules=modules, nsight=nsight, nsight_stage=nsight_stage, join=join)
     request = ProfileRequest(
         model=choice,
         workload=_workload_choice(workload, **pages, sample=sample, seed=seed),
@@ -411,8 +471,8 @@ def _opened(
         if workload:
             raise UsageError(
                 f"A module takes no {', '.join(workload)}.",
-                why="its arguments say all there is to say about the workload",
-                fix="put what you mean into args or kwargs",
+                why="its workload is its arguments",
+                fix="pass it in args or kwargs",
             )
         choice = ModelChoice(name=adapter.title, weights="stored", dtype=_dtype_of(model))
         return choice, ProfiledModel(adapter=adapter, real=adapter, weights="random", has_workload=False)
@@ -429,8 +489,8 @@ def _opened(
 
 def _dtype_of(module: torch.nn.Module) -> str:
     """The type of the first weight that holds numbers with a fraction; the peak of the device is taken for it."""
-    found = (str(weight.dtype).removeprefix("torch.") for weight in module.parameters() if weight.is_floating_point())
-    return next(found, "float32")
+    dtypes = (str(weight.dtype).removeprefix("torch.") for weight in module.parameters() if weight.is_floating_point())
+    return next(dtypes, "float32")
 
 
 def _workload_choice(workload: Mapping[str, Any], **paging: Any) -> PageChoice:

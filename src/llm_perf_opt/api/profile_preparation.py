@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.api.cost import SOURCES_OF_A_TRACE, CostAnswer, cost_of_run
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware import Device, find_device
+from llm_perf_opt.core.hardware import Device, find_device, load_devices, reported_elsewhere
 from llm_perf_opt.core.measurement import PageMeasurement
 from llm_perf_opt.core.plugins import REPORTERS, make_workload
 from llm_perf_opt.core.protocols import ModelAdapter
@@ -65,7 +65,7 @@ def _check_threads(device: Device, calibrated: int, running: int) -> None:
     if calibrated != running:
         raise UsageError(
             f"The number of threads is {running} in the run and {calibrated} in the calibration of {device.id}.",
-            why="the rates of so many threads are no peaks of another number: MFU and MBU would be wrong",
+            why="the rates of this many threads are no peaks of another number: MFU and MBU would be wrong",
             fix=f"set run.threads={calibrated}, or measure again: llm-perf-opt devices calibrate --threads {running}",
         )
 
@@ -75,8 +75,26 @@ def _with_peak(device: Device, dtype: str) -> Device:
     return device
 
 
+def require_recorded_on(device: Device | None, reported: str | None, *, on_host: bool) -> None:
+    """Refuse to join what one device ran with what is predicted of another; `reported` None: nobody knows which ran.
+
+    All devices of the package are accelerators, so a run on the processor is of none of them.
+    """
+    if device is None:
+        return
+    other = reported_elsewhere(device, reported)
+    ran_on = "the processor" if on_host and device.id in load_devices().devices else other and other.name
+    if ran_on:
+        raise UsageError(
+            f"The recording is made on {ran_on}, and the prediction is for {device.name}.",
+            why="measured and predicted time are compared kernel by kernel, which needs one device for both",
+            fix=f"name the device that runs{f' ({other.id})' if other else ''} or none; what {device.id} would take "
+            f"is predicted without a run: llm-perf-opt trace MODEL --device {device.id}",
+        )
+
+
 class PageTraces:
-    """The weightless traces of a run's pages. Pages of one workload whose inputs are alike in shape share one."""
+    """The weightless traces of a run's pages. Pages of one workload with inputs of the same shapes share a trace."""
 
     def __init__(self, adapter: ModelAdapter, model: str, torch_device: str) -> None:
         self._adapter = adapter
@@ -89,6 +107,10 @@ class PageTraces:
         """One entry per page; pages of one trace share it."""
         return [self._costs_of(page) for page in pages]
 
+    def of(self, page: PageMeasurement) -> TracedRun:
+        """The trace of one page."""
+        return self._trace(make_workload(self._adapter, **page.workload))
+
     def memory(self, workload: Mapping[str, Any]) -> RunMemory:
         """What a run of the workload must hold at once."""
         from llm_perf_opt.costs.memory.need import run_memory
@@ -99,10 +121,10 @@ class PageTraces:
         self, workload: Mapping[str, Any], sizes: Mapping[str, Any], sources: Sequence[str] = SOURCES_OF_A_TRACE
     ) -> CostAnswer:
         """The costs of a workload from these sources; `sizes` replace fields of it."""
-        asked = dict(workload)
+        fields = dict(workload)
         if "image" in sizes or "mode" in sizes:
-            asked.pop("crops", None)  # those of the page belong to its own size and mode
-        return cost_of_run(self._trace(make_workload(self._adapter, **{**asked, **sizes})), sources)
+            fields.pop("crops", None)  # the crops of a page belong to its own size and mode
+        return cost_of_run(self._trace(make_workload(self._adapter, **{**fields, **sizes})), sources)
 
     def _costs_of(self, page: PageMeasurement) -> WorkloadCosts:
         workload = make_workload(self._adapter, **page.workload)
@@ -119,7 +141,7 @@ class PageTraces:
 
     def _trace(self, workload: Workload) -> TracedRun:
         if workload not in self._traces:
-            origin = Origin(name=self._model, adapter=self._adapter, workload=workload, torch_device=self._torch_device)
+            origin = Origin(name=self._model, source=self._adapter, workload=workload, torch_device=self._torch_device)
             self._traces[workload] = trace_origin(origin)
         return self._traces[workload]
 
@@ -137,7 +159,13 @@ class Prepared:
 
 def require_programs(request: ProfileRequest, model: ProfiledModel) -> None:
     """Refuse, before any work, an outside profiler that is not installed or has nothing to watch."""
-    if request.profiler.nsight == "none":
+    if request.profiler.join and not request.static_analysis.enabled:
+        raise UsageError(
+            "profiler.join needs the static analysis.",
+            why="the recording is laid on the traced ops",
+            fix="leave out static_analysis=off",
+        )
+    if request.profiler.nsight in ("none", "installed"):
         return
     if not model.has_workload:
         raise UsageError(
@@ -148,7 +176,7 @@ def require_programs(request: ProfileRequest, model: ProfiledModel) -> None:
     require_installed(request.profiler.nsight)
 
 
-def analyse(request: ProfileRequest, model: ProfiledModel, page: PageRun, kept: RunFolder) -> Prepared:
+def analyse(request: ProfileRequest, model: ProfiledModel, page: PageRun, run_folder: RunFolder) -> Prepared:
     """Trace the first page and write its static report. A model that cannot be traced can still be timed."""
     if not request.static_analysis.enabled:
         return Prepared()
@@ -164,20 +192,20 @@ def analyse(request: ProfileRequest, model: ProfiledModel, page: PageRun, kept: 
         return Prepared(failure=failure_text(error))
     report = REPORTERS.get("markdown")().render(static.report())
     texts = dict(zip(STATIC_FILES, (static.to_json(), report), strict=True))
-    files = tuple(kept.write_text(name, text) for name, text in texts.items())
+    files = tuple(run_folder.write_text(name, text) for name, text in texts.items())
     return Prepared(traces=traces, static=static, memory=memory, files=files)
 
 
 def failure_text(error: Exception) -> str:
     """What went wrong in one line."""
-    told = f"{error.what} {error.why}" if isinstance(error, PerfOptError) else f"{type(error).__name__}: {error}"
-    return " ".join(told.split())[:500]
+    text = f"{error.what} {error.why}" if isinstance(error, PerfOptError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]
 
 
 def require_memory(memory: RunMemory | None, device: str, *, has_weights: bool) -> None:
     """Refuse a run that the machine has no memory for.
 
-    The need is that of the trace: weights, buffers, inputs, cache and the most that is alive at once. What is unknown
+    The trace says what is needed: weights, buffers, inputs, cache and the most that is alive at once. An unknown need
     refuses nothing. On CUDA the weights are made in host memory first.
     """
     if memory is None or memory.total_bytes is None:

@@ -36,7 +36,7 @@ def read_result(path: str | Path) -> Result:
     for key, read in _READERS.items():
         if f'"{key}"'.encode() in raw:
             return read(path)
-    raise _ANY.refusal("is none of this program", f"it has none of the keys {', '.join(_READERS)}")
+    raise _ANY.refusal("is not a file of llm-perf-opt", f"it has none of the keys {', '.join(_READERS)}")
 
 
 def _function(path: Path) -> SavedFunction:

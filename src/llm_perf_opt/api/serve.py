@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
@@ -16,11 +16,9 @@ from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.report import Level, Note, Report, counted
 from llm_perf_opt.core.units import format_ratio
 from llm_perf_opt.core.workload import ANSWER_TOKENS
-from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.capacity.fleets import read_deadline
-from llm_perf_opt.serving.capacity.outcome import Promise, ReplayOutcome, read_promise
+from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
 from llm_perf_opt.serving.capacity.replay_report import shares_table
-from llm_perf_opt.serving.capacity.replays import Replays
 from llm_perf_opt.serving.capacity.search import taken_plan
 from llm_perf_opt.serving.capacity.sizing import (
     HIGH_LOAD,
@@ -41,12 +39,9 @@ from llm_perf_opt.serving.capacity.sizing_report import (
     plans_table,
     replayed_table,
 )
-from llm_perf_opt.serving.capacity.steady_state import mean_request
-from llm_perf_opt.serving.deployment_files import write_deployment
-from llm_perf_opt.serving.engine_command import EngineDeployment
+from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.engine_settings import SeenDevice
-from llm_perf_opt.serving.held_memory import trained_context
-from llm_perf_opt.serving.served_model import ServedModel, engine_folder
+from llm_perf_opt.serving.served_model import ServedDescription, ServedModel, engine_folder, known_model
 from llm_perf_opt.serving.served_trace import served_origin
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
@@ -54,7 +49,7 @@ from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
 from llm_perf_opt.tracing.origin import Origin, find_origin
 from llm_perf_opt.tracing.traced_run import TracedRun
 
-_SAMPLE = 1000  # requests whose mean stands for all
+_SAMPLE = 1000  # the mean of this many requests represents all
 _MOST_REPLAYED, _ROUNDS = 3, 8  # fleets, and requests of each user
 
 
@@ -69,15 +64,19 @@ class ServeAnswer(Answer):
     plans: tuple[SizedFleet, ...]
     refused: tuple[str, ...]  # plans that leave no room for a request
     why_none: str | None
-    step_seconds: Mapping[str, float]
     replayed: tuple[tuple[SizedFleet, ReplayOutcome], ...]
     _source: str  # the model as it was named
-    _graphs: tuple[CallGraph, ...]
+    _described: ServedDescription
 
     @property
     def best(self) -> SizedFleet | None:
         """The first that does what is asked; None: none does."""
         return next((fleet for fleet in self.fleets if fleet.broken is None), None)
+
+    @cached_property
+    def step_seconds(self) -> Mapping[str, float]:
+        """What a mean step of the best fleet is spent on; nothing without one."""
+        return {} if self.best is None else _shares(self.best)
 
     @property
     def keeps_limits(self) -> bool:
@@ -124,44 +123,45 @@ class ServeAnswer(Answer):
         )
 
     def _notes(self) -> Iterator[Note]:
-        yield from deployment_notes(self._graphs)
+        yield from self._described.notes
         mean = self.demand.mean
         yield Note(
             f"A request has {mean.prompt_tokens:,.0f} tokens in and {mean.output_tokens:,.0f} out. Times are of a "
-            "steady state; --replay runs vLLM's own scheduler on the winners."
+            "steady state; --replay runs vLLM's own scheduler on the best fleets."
         )
         if self.fleets:
             first = self.best or self.fleets[0]
-            yield Note(f"Step times of {first.device}: {first.candidate.replica.table.origin}.")
+            yield Note(f"Step times on {first.device} come from: {first.candidate.replica.table.origin}.")
         unmeasured = {fleet.device for fleet in self.fleets if not fleet.is_measured}
         if unmeasured:
             yield Note(
-                f"Times of {', '.join(sorted(unmeasured))} are from the data sheet: {_why_unmeasured()}.",
+                f"Times on {', '.join(sorted(unmeasured))} come from the data sheet: {_why_unmeasured()}.",
                 Level.WARNING,
             )
         if (best := self.best) is not None and (best.load or 0.0) > HIGH_LOAD:
             yield Note(
-                f"Replicas run at {format_ratio(best.load or 0.0)} of what they answer at most: so near to it a steady "
-                "state is too fast by up to a quarter. Add --replay.",
+                f"Replicas run at {format_ratio(best.load or 0.0)} of their highest throughput, where the steady-state "
+                "estimate is less exact. Add --replay.",
                 Level.WARNING,
             )
-        length, trained = round(mean.prompt_tokens + mean.output_tokens), trained_context(self._graphs[0])
+        length, trained = round(mean.prompt_tokens + mean.output_tokens), self._described.trained_context
         if trained is not None and length > trained:
             yield Note(
                 f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
         if self.demand.is_engine_only:
-            yield Note("TTFT is that of the engine alone: HTTP, tokenising and the way of the answer are left out.")
+            yield Note("TTFT is the engine's alone: HTTP, tokenizing and sending the answer are left out.")
         else:
             yield Note(
-                "TTFT is what clients of measured servers of each engine saw: the own prompt, prompts of others, steps "
-                "and a constant (docs/serving-times.md). --engine-only leaves that out."
+                "TTFT is what a client sees, as measured on servers of each engine: the request's own prompt, other "
+                "requests' prompts, steps and a constant (docs/evidence/serving-times.md). --engine-only leaves "
+                "the client out."
             )
-        if self.demand.promise is None and self.demand.deadline is None:
-            yield Note("No limit was given, so the cheapest fleet may be slow: add --slo ttft=2s,tpot=40ms.")
+        if self.demand.slo is None and self.demand.deadline is None:
+            yield Note("There is no SLO, so the cheapest fleet may be slow: add --slo ttft=2s,tpot=40ms.")
         yield from self._price_notes()
         if self.refused:
-            yield Note(f"No room for a request beside the weights: {', '.join(self.refused)}.")
+            yield Note(f"The weights leave no memory for a request: {', '.join(self.refused)}.")
 
     def _price_notes(self) -> Iterator[Note]:
         """Where each price is from, and which GPU has none."""
@@ -173,13 +173,16 @@ class ServeAnswer(Answer):
                 origins.setdefault(f"{row.provider} on {row.as_of}", []).append(f"{fleet.device} ${row.per_hour:g}")
         if origins:
             texts = (f"{', '.join(dict.fromkeys(names))} ({origin})" for origin, names in origins.items())
-            yield Note(f"List prices of a GPU hour on demand: {'; '.join(texts)}. --price gives others.")
+            yield Note(f"On-demand list prices per GPU hour: {'; '.join(texts)}. --price sets your own.")
         missing = list(dict.fromkeys(fleet.device for fleet in self.fleets if fleet.price_per_hour is None))
         if missing:
-            yield Note(f"No list price is known for {', '.join(missing)}: --price gives one.", Level.WARNING)
+            yield Note(f"No list price is known for {', '.join(missing)}: set one with --price.", Level.WARNING)
 
     def save_deployment(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Files that start the best fleet: the engine's command, Docker Compose and Kubernetes."""
+        from llm_perf_opt.serving.deployment_files import write_deployment
+        from llm_perf_opt.serving.engine_command import EngineDeployment
+
         if (best := self.best) is None:
             raise UsageError(
                 "There is nothing to start.", why="no fleet does what was asked", fix="loosen --slo, or name other GPUs"
@@ -237,7 +240,7 @@ def serve(
     page: str | None = None,
     pages: int | None = None,
     within: str | None = None,
-    slo: str | Promise | None = None,
+    slo: str | Slo | None = None,
     prices: Mapping[str, float] | None = None,
     engine: str = DEFAULT_KERNEL_ENGINE,
     engine_only: bool = False,
@@ -254,43 +257,73 @@ def serve(
     - `users` at once, a `rate` such as `20/s`, or `pages` to read `within` a time; none: what one replica does.
     - `slo`: `ttft=2s,tpot=40ms`, of 99 in 100 requests; `p95,ttft=1s` for another share.
     - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
-    - `engine`: whose kernels: `vllm`, `sglang`, `trtllm`, several with commas. `engine_only`: TTFT without the client.
+    - `engine`: `vllm`, `sglang`, `trtllm`, or several with commas. `engine_only`: TTFT without the client.
     - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
     - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
-    promise = read_promise(slo) if isinstance(slo, str) else slo
+    slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages)
-    asked = taken_plan(workload, promise, is_alone=False)
-    if isinstance(model, TracedRun):
-        (origin, made), source = served_origin(model, workload), model.name
-    else:
-        origin, made, source = find_origin(model, torch_device="cuda", **workload), {}, str(model)
-    served = ServedModel(origin, () if declared.pages is None else declared.pages.sizes, engines[0], made=made)
+    fixed_plan = taken_plan(workload, slo, is_alone=False)
+    served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
     demand = Demand(
-        mean=mean_request(replace(declared, requests=_SAMPLE, duration_s=None).traffic(served.page_tokens)),
+        mean=_mean_of(declared, served),
         users=users,
         requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
         deadline=deadline,
-        promise=promise,
-        has_drawn_lengths=not (isinstance(declared.output, Fixed) and isinstance(declared.prompt, Fixed | None)),
+        slo=slo,
+        has_drawn_lengths=_has_drawn_lengths(declared),
         is_engine_only=engine_only,
         max_gpus=max_gpus,
     )
     models = [served, *(served.with_engine(name) for name in engines[1:])]
-    found = _Found(source, demand, declared, refused=[], choices=choices)
+    source = model.name if isinstance(model, TracedRun) else str(model)
+    question = _Question(source, demand, declared, refused=[], choices=choices)
     with shared_work():
         plans = [
             replace(fleet, price_per_hour=_price(fleet.device, prices))
-            for fleet in sized_fleets(models, choices, demand, asked, found.refused)
+            for fleet in sized_fleets(models, choices, demand, fixed_plan, question.refused)
         ]
-        return found.answer(served, ranked(plans), is_replayed=replay)
+        answer = question.answer(served, ranked(plans), is_replayed=replay)
+    for answered in models:
+        answered.let_go()
+    return answer
+
+
+def _has_drawn_lengths(declared: DeclaredTraffic) -> bool:
+    return not (isinstance(declared.output, Fixed) and isinstance(declared.prompt, Fixed | None))
+
+
+def _mean_of(declared: DeclaredTraffic, served: ServedModel) -> MeanRequest:
+    """The mean request: of a sample where requests differ."""
+    is_drawn = _has_drawn_lengths(declared) or declared.pages is not None or declared.prefixes is not None
+    requests = _SAMPLE if is_drawn else 1
+    return mean_request(replace(declared, requests=requests, duration_s=None).traffic(served.page_tokens))
+
+
+def _served(
+    model: str | Path | TracedRun,
+    declared: DeclaredTraffic,
+    engine: str,
+    workload: Mapping[str, Any],
+    *,
+    is_known: bool,
+) -> ServedModel:
+    """The model, with the tables of earlier questions where they may be used."""
+    pages = () if declared.pages is None else declared.pages.sizes
+    if isinstance(model, TracedRun):
+        origin, made = served_origin(model, workload)
+    else:
+        origin, made = find_origin(model, torch_device="cuda", **workload), {}
+    return (
+        known_model(origin, pages, engine) if is_known and not made else ServedModel(origin, pages, engine, made=made)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What was asked, while it is answered."""
+class _Question:
+    """A question to `serve`, while it is answered."""
 
     source: str
     demand: Demand
@@ -301,19 +334,17 @@ class _Found:
     def answer(self, served: ServedModel, plans: list[SizedFleet], *, is_replayed: bool) -> ServeAnswer:
         """The best of each GPU in front."""
         fleets = best_of_each(plans)
-        best = next((fleet for fleet in fleets if fleet.broken is None), None)
         return ServeAnswer(
-            model=served.trace.graphs[0].model,
+            model=served.description.model,
             asked=_asked_text(self.demand, self.declared),
             demand=self.demand,
             fleets=tuple(fleets),
             plans=tuple(plans),
             refused=tuple(dict.fromkeys(self.refused)),
             why_none=None if fleets else _why_none(served, self.choices, self.demand),
-            step_seconds={} if best is None else _shares(best),
             replayed=_replayed(fleets, served.origin, self.source, self.declared) if is_replayed else (),
             _source=self.source,
-            _graphs=served.trace.graphs,
+            _described=served.description,
         )
 
 
@@ -321,10 +352,12 @@ def _replayed(
     fleets: Sequence[SizedFleet], origin: Origin, model: str | Path, declared: DeclaredTraffic
 ) -> tuple[tuple[SizedFleet, ReplayOutcome], ...]:
     """The best fleets through vLLM's own scheduler, each with enough requests to have a steady state."""
+    from llm_perf_opt.serving.capacity.replays import Replays
+
     chosen = [fleet for fleet in fleets if fleet.broken is None and fleet.engine == DEFAULT_KERNEL_ENGINE]
     if not chosen:
         return ()
-    found = []
+    outcomes = []
     with engine_folder(origin, model) as folder, Replays(folder) as replays:
         for fleet in chosen[:_MOST_REPLAYED]:
             at_once = fleet.demand.users or fleet.replicas * fleet.state.sequences
@@ -335,8 +368,8 @@ def _replayed(
             )
             candidate = replace(fleet.candidate, replicas=fleet.replicas)
             requests = own.traffic(candidate.served.page_tokens)
-            found.append((fleet, replays.fleet(candidate, requests, None, None).fleet.outcome))
-    return tuple(found)
+            outcomes.append((fleet, replays.outcome(candidate, requests)))
+    return tuple(outcomes)
 
 
 def _shares(fleet: SizedFleet) -> Mapping[str, float]:
@@ -347,8 +380,8 @@ def _shares(fleet: SizedFleet) -> Mapping[str, float]:
 
 def _why_unmeasured() -> str:
     if missing_packages():
-        return "the tables of measured kernels are not installed (pip install 'llm-perf-opt[kernels]')"
-    return "no measured kernels come near"
+        return "the tables of measured kernels are not installed (pip install 'llm-perf-opt[kernels]', or tables add)"
+    return "no similar device has measured kernels"
 
 
 def _engines(given: str) -> list[str]:
@@ -356,27 +389,27 @@ def _engines(given: str) -> list[str]:
     unknown = next((name for name in names if name not in ENGINES), None)
     if unknown is not None:
         raise UsageError(
-            f"{unknown[:60]!r} is no engine with measured kernels.",
-            why=f"known are {', '.join(ENGINES)}",
-            fix="name one or several of them with commas",
+            f"{unknown[:60]!r} is not an engine with measured kernels.",
+            why=f"there are: {', '.join(ENGINES)}",
+            fix="name one of them, or several with commas",
         )
     return names
 
 
 def _choices(gpus: str, max_gpus: int, devices_file: Path | None) -> list[GpuChoice]:
     """GPUs by name, or a number of them such as `8x h100-sxm`; a wrong one is refused before any work."""
-    found = []
+    choices = []
     for name in dict.fromkeys(map(str, device_names(gpus, devices_file))):
         hardware = find_hardware(name, devices_file)
         if isinstance(hardware, Cluster):
-            found.append(GpuChoice(cluster=hardware, count=hardware.count))
+            choices.append(GpuChoice(cluster=hardware, count=hardware.count))
         elif name[0].isdigit() and "x" in name.split()[0]:
-            found.append(GpuChoice(cluster=search_cluster(hardware.id, 1, devices_file), count=1))
+            choices.append(GpuChoice(cluster=search_cluster(hardware.id, 1, devices_file), count=1))
         else:
-            found.append(GpuChoice(cluster=search_cluster(hardware.id, max_gpus, devices_file)))
-    if not found:
+            choices.append(GpuChoice(cluster=search_cluster(hardware.id, max_gpus, devices_file)))
+    if not choices:
         raise UsageError("No GPU is named.", why="the list is empty", fix="write --gpus l4,h100-sxm,h200-sxm")
-    return found
+    return choices
 
 
 def _declared(
@@ -391,13 +424,13 @@ def _declared(
     given = [name for name, value in (("--users", users), ("--rate", rate), ("--pages", pages)) if value is not None]
     if len(given) > 1:
         raise UsageError(
-            f"{' and '.join(given)} are two demands.",
-            why="users ask again when they have an answer, a rate comes by itself, pages are there from the start",
-            fix="give one of them",
+            f"{' and '.join(given)} exclude each other.",
+            why="users wait for their answers, a rate arrives by itself, and pages are there from the start",
+            fix="give only one of them",
         )
     if prompt is None and page is None:
         raise UsageError(
-            "The length of a prompt is missing.",
+            "The prompt length is missing.",
             why="neither --input nor --page is given",
             fix="write --input 4000 --output 500",
         )
@@ -426,14 +459,14 @@ def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:
         parts.append(f"{declared.arrivals.per_s:g} requests/s")
     if demand.deadline is not None:
         parts.append(str(demand.deadline))
-    if demand.promise is not None:
-        parts.append(str(demand.promise))
+    if demand.slo is not None:
+        parts.append(str(demand.slo))
     return "; ".join(parts)
 
 
 def _why_none(served: ServedModel, choices: list[GpuChoice], demand: Demand) -> str:
     """The longest context that would fit, of the plan that holds most."""
-    model, length = served.trace.graphs[0].model, round(demand.mean.prompt_tokens + demand.mean.output_tokens)
+    model, length = served.description.model, round(demand.mean.prompt_tokens + demand.mean.output_tokens)
     longest, place = served.longest_context([choice.cluster for choice in choices], length)
     names = ", ".join(str(choice.cluster) if choice.count else choice.cluster.device.id for choice in choices)
     if not longest:

@@ -98,7 +98,7 @@ class StagesAnswer(Answer):
             ("bytes", largest_text({name: cost.bytes_moved for name, cost in by_stage.items()})),
         ]
         where = "; ".join(f"most {what}: {text}" for what, text in most if text)
-        holes = "No op was seen" if unpriced is None else "Every op has a price"
+        holes = "The tracer saw no ops" if unpriced is None else "Every op has a price"
         holes = f"{counted(unpriced, 'op has', 'ops have')} no price" if unpriced else holes
         verdicts = {True: "; calls are as expected", False: "; calls are not as expected", None: ""}
         calls = verdicts[self.calls_as_expected]
@@ -125,7 +125,7 @@ class StagesAnswer(Answer):
         return replace(report, tables=tuple(table for table in report.tables if table.title != CALLS_TABLE))
 
     def _needs(self) -> Iterator[StageNeeds]:
-        """The stages of phases whose ops were seen."""
+        """The stages of phases with recorded ops."""
         seen = {graph.phase for graph in self._graphs if graph.ops is not None}
         for stage in self.stages:
             if stage.phase in seen:

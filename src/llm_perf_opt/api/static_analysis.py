@@ -110,7 +110,7 @@ class AnalysisInputs:
 
 @runtime_checkable
 class SizedAdapter(ModelAdapter, Protocol):
-    """An adapter whose image modes can be asked for by their sizes."""
+    """An adapter with image modes that are chosen by their sizes."""
 
     def with_view_sizes(
         self, *, base_size: int, crop_size: int | None, patch_size: int, downsample_ratio: int
@@ -231,19 +231,6 @@ class StageAnalysisResult:
         """Multiply-adds, each of which is two FLOPs."""
         return None if self.flops is None else self.flops // 2
 
-    def to_dict(self) -> dict[str, Json]:
-        """The figures by name, FLOPs of the operators by theirs."""
-        return {
-            "params": self.params,
-            "flops": self.flops,
-            "activations": self.activations,
-            "operators": {operator.name: operator.flops for operator in self.operators},
-            "flops_isolated": self.isolated_flops,
-            "flops_extracted": self.extracted_flops,
-            "flops_analytic": self.analytic_flops,
-            "notes": list(self.notes),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticComputeReport:
@@ -255,15 +242,14 @@ class StaticComputeReport:
     notes: tuple[str, ...]
     run: CostAnswer
 
+    @property
+    def analysis(self) -> dict[str, Json]:
+        """The configuration that was analysed."""
+        return asdict(replace(self.inputs.config, image=self.inputs.config.page))
+
     def to_dict(self) -> dict[str, Json]:
-        """Plain values: `metadata` (the configuration and the workload), `total`, `stages` by name, `notes`."""
-        config = asdict(replace(self.inputs.config, image=self.inputs.config.page))
-        return {
-            "metadata": {**config, "workload": dict(self.inputs.targets[0].workload)},
-            "total": self.total.to_dict(),
-            "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
-            "notes": list(self.notes),
-        }
+        """What `write_static_compute_json` writes, without the seal: `metadata`, `total`, `stages` by name, ..."""
+        return self.run.document(self.analysis)
 
     def __getitem__(self, key: str) -> Json:
         """`report["total"]["params"]`: an entry of `to_dict`."""
@@ -393,7 +379,7 @@ def _without_closed_form(stage: StageCompute) -> StageCompute:
 
 def write_static_compute_json(report: StaticComputeReport, path: Path | str) -> Path:
     """The document after `static_compute.schema.json`; a file that is there is replaced."""
-    return _written(path, report.run.to_json())
+    return _written(path, report.run.to_json(report.analysis))
 
 
 def write_static_compute_markdown(report: StaticComputeReport, path: Path | str) -> Path:
@@ -520,7 +506,7 @@ class StaticAnalyzer:
     def _run(self, sources: tuple[str, ...], config: AnalysisConfig | None) -> CostAnswer:
         inputs = self._prepared() if config is None else self.prepare_inputs(config)
         if sources not in self._runs:
-            origin = Origin(name=inputs.targets[0].model, adapter=inputs.adapter, workload=inputs.workload)
+            origin = Origin(name=inputs.targets[0].model, source=inputs.adapter, workload=inputs.workload)
             run = cost_of(origin, sources)
             self._runs[sources] = run if inputs.config.use_analytic_fallback else without_fallback(run)
         return self._runs[sources]
@@ -539,9 +525,9 @@ def _unclaimed(paths: Sequence[str], claimed: Sequence[str]) -> list[str]:
     def holds(path: str, other: str) -> bool:
         return not path or other == path or other.startswith(f"{path}.")
 
-    found: list[str] = []
+    outermost: list[str] = []
     for path in paths:
         is_free = not any(holds(path, other) or holds(other, path) for other in claimed)
-        if is_free and not any(holds(larger, path) for larger in found):
-            found.append(path)
-    return found
+        if is_free and not any(holds(larger, path) for larger in outermost):
+            outermost.append(path)
+    return outermost

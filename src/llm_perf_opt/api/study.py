@@ -30,7 +30,7 @@ TASK_MEMORY_BYTES = 2 * 2**30  # a trace of a large model takes less
 
 
 class StudyProgress(Protocol):
-    """Who is told how far a study is."""
+    """Receives how far a study is."""
 
     def begin(self, points: int, done: int) -> None:
         """How many points there are, and how many an earlier run has finished."""
@@ -47,7 +47,7 @@ class StudyAnswer(Answer):
     folder: str
     points: int
     computed: int
-    kept: int  # rows of an earlier run with the same inputs
+    reused: int  # rows of an earlier run with the same inputs
     failed: int
     damaged: tuple[str, ...]  # files that were not what was written, and why; their points were computed again
     other_files: int  # parts that are not of the study as it is declared now; nobody removes them
@@ -59,22 +59,23 @@ class StudyAnswer(Answer):
         cells = {
             Column("points", Kind.COUNT): self.points,
             Column("computed", Kind.COUNT): self.computed,
-            Column("kept", Kind.COUNT): self.kept,
+            Column("reused", Kind.COUNT): self.reused,
             Column("failed now", Kind.COUNT): self.failed,
             Column("time", Kind.SECONDS): self.seconds,
         }
         notes = []
         if self.failed:
-            notes.append(Note(f'{self.failed:,} points failed: ask "failures" says why.', Level.WARNING))
+            notes.append(Note(f'{self.failed:,} points failed: llm-perf-opt ask "failures" says why.', Level.WARNING))
         notes += [Note(f"Computed again: {line}", Level.WARNING) for line in self.damaged[:_SHOWN]]
         if len(self.damaged) > _SHOWN:
             notes.append(Note(f"{len(self.damaged):,} damaged files were computed again in all.", Level.WARNING))
         if self.other_files:
             files = counted(self.other_files, "file")
-            notes.append(Note(f"ask leaves out {files}: of another declaration of the study, or damaged."))
+            notes.append(Note(f"llm-perf-opt ask skips {files}, from another version of the study or damaged."))
         answer = (
             f"Study {self.name}: {counted(self.points, 'point')}, {format_count(self.computed)} computed, "
-            f"{format_count(self.kept)} kept, {format_count(self.failed)} failed, in {format_seconds(self.seconds)}.",
+            f"{format_count(self.reused)} reused, {format_count(self.failed)} failed, in "
+            f"{format_seconds(self.seconds)}.",
         )
         return Report(
             title=f"Study {self.name}",
@@ -97,13 +98,13 @@ def study(
     trust_remote_code: bool = False,
     progress: StudyProgress | None = None,
 ) -> StudyAnswer:
-    """Compute every point of a study file into Parquet below `out`; what is there already is kept.
+    """Compute every point of a study file into Parquet below `out`; points that are there already are reused.
 
     - `overrides`: `KEY=VALUE` in place of what the file says, such as `workload.users=1,8`.
     - `out`: a folder, or any address that fsspec knows, such as `s3://bucket/results`.
     - `engine`: `local`, processes of this machine; or `ray`, with `address` of a cluster (`auto`), extra `ray`.
     - `workers`: processes, of `local` and of a Ray of this machine. Default: as cores and memory allow.
-    - `task_memory_gib`: what one task may take, so that not too many run at once. Default: 2.
+    - `task_memory_gib`: memory that one task may take, which limits how many run at once. Default: 2.
     - `retry_failed`: compute points again that failed. Default: a failure is a result.
     - `trust_remote_code`: run the Python code of model folders; a study file can only ask for it.
     """
@@ -136,7 +137,7 @@ def study(
         folder=store.root,
         points=total,
         computed=computed,
-        kept=total - computed,
+        reused=total - computed,
         failed=sum(outcome.failed for outcome in run.outcomes),
         damaged=tuple(run.damaged),
         other_files=run.other_files(),
@@ -149,16 +150,18 @@ def _refuse(declared: Study, engine: str, address: str | None) -> None:
     """What cannot be, before any work."""
     require_packages()
     if engine not in ENGINES:
-        raise UsageError(f"{engine!r} is no engine of a study.", why=f"there are {', '.join(ENGINES)}", fix="pick one")
+        raise UsageError(
+            f"{engine!r} is not an engine of a study.", why=f"there are {', '.join(ENGINES)}", fix="pick one"
+        )
     if engine == RAY:
         from llm_perf_opt.sweeps.studies.ray_engine import require_ray
 
         require_ray()
     elif address is not None:
-        raise UsageError("--address is for Ray.", why="local processes have none", fix="add --engine ray")
+        raise UsageError("--address is for Ray.", why="local processes have no address", fix="add --engine ray")
     if declared.execution not in tuple(Execution):
         raise UsageError(
-            f"{declared.execution!r} is no execution.", why=f"there are {', '.join(Execution)}", fix="pick one"
+            f"{declared.execution!r} is not an execution.", why=f"there are {', '.join(Execution)}", fix="pick one"
         )
     refuse_rates(declared.execution, declared.rates, None)
     _refuse_fields(declared)
@@ -170,7 +173,7 @@ def _refuse_fields(declared: Study) -> None:
     for fields in (*declared.workloads, *(model.workload for model in declared.models)):
         for name in own.intersection(fields):
             raise UsageError(
-                f"{name!r} is no field of a workload.",
-                why="it is an option of whoever runs the study, and a study file has none",
+                f"{name!r} is not a field of a workload.",
+                why="it is an option of the person who runs the study, and not part of a study file",
                 fix="leave it out" if name != "trust_remote_code" else "leave it out, and add --trust-remote-code",
             )

@@ -138,12 +138,12 @@ class SweepAnswer(Answer):
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """What one more sequence and token add, the largest batch that fits, and what limits."""
+        """What another sequence and another token add, the largest batch that fits, and the bottleneck."""
         fits = [f"{self._on_text}, the largest batch: {largest_line(self.largest_batches)}."] if self.gpus else []
         proof = f"{counted(len(self.points), 'point')} from {counted(self.traces, 'trace')}"
         failed = sum(point.failure is not None for point in self.points)
         proof += f"; {failed:,} failed" if failed else ""
-        proof += "; some are not proven." if self.open_regions else "; every one is proven."
+        proof += "; some are not proven." if self.open_regions else "; every point is proven."
         return (f"{self.model}, {added_line(self._on[0].added, timed=len(self._on) == 1)}.", *fits, proof)
 
     @property
@@ -211,7 +211,7 @@ class SweepAnswer(Answer):
 
     @property
     def _by_gpu(self) -> tuple[Table, ...]:
-        """Several GPUs side by side; nothing for one, whose figures the other tables have."""
+        """Several GPUs side by side; nothing for a single GPU, because the other tables have its figures."""
         place = middle(self.batches), middle(self.contexts)
         return (gpu_table(self.points, self.largest_batches, *place),) if len(self.gpus) > 1 else ()
 
@@ -238,8 +238,8 @@ class SweepAnswer(Answer):
         yield Note(f"Workload of every point: {workload_text(header)}.")
         yield from deployment_notes(self._graphs)
         yield Note(
-            "Context: the tokens that a prefill computes, and that a decode step finds in the cache; image tokens "
-            "count. A decode row is one step. FLOPs are as written: a multiply-add counts as two."
+            "The context is the tokens that a prefill computes, or that a decode step reads from the cache, with image "
+            "tokens. A decode row is a single step. FLOPs are as written: a multiply-add counts as two."
         )
         yield from dict.fromkeys(note for on in self._on if on.rates is not None for note in on.rates.notes())
 
@@ -289,14 +289,14 @@ def find_gpus(
     """`l4,h100-sxm`, `all`, a cluster, or a list of them; None: no GPU. A wrong one is refused before any work."""
     if given is None:
         return ()
-    found = find_devices(given if isinstance(given, str | Sequence) else [given], devices_file)
-    if len({device_of(hardware).torch_device for hardware in found}) > 1:
+    named = find_devices(given if isinstance(given, str | Sequence) else [given], devices_file)
+    if len({device_of(hardware).torch_device for hardware in named}) > 1:
         raise UsageError(
-            "Processors and GPUs cannot share a sweep.",
-            why="the model's code may take another way on each of them, and it is traced once",
+            "CPUs and GPUs cannot share a sweep.",
+            why="the model's code may run differently on each of them, and it is traced once",
             fix="make a sweep for each",
         )
-    return found
+    return named
 
 
 def refuse_rows(batches: NumberRange, contexts: NumberRange) -> None:
@@ -305,8 +305,8 @@ def refuse_rows(batches: NumberRange, contexts: NumberRange) -> None:
     if rows > MOST_ROWS:
         raise UsageError(
             f"{rows:,} points are too many to show.",
-            why=f"a table has at most {MOST_ROWS:,}",
-            fix="ask for fewer with --points, or ask the function: trace.over(...).figures(...)",
+            why=f"a table shows at most {MOST_ROWS:,}",
+            fix="lower --points, or evaluate the function in Python: trace.over(...).figures(...)",
         )
 
 
@@ -323,18 +323,18 @@ def sweep_answer(
     refuse_rows(batches, contexts)
     grid = _Grid(function, trace_phase, batches, contexts)
     with shared_work():
-        on = tuple(grid.on(hardware, execution) for hardware in gpus or (None,))
+        per_gpu = tuple(grid.on(hardware, execution) for hardware in gpus or (None,))
     return SweepAnswer(
         model=grid.graphs[0].model,
         gpus=tuple(gpus),
         execution=execution,
-        rates=tuple(one.rates.name for one in on if one.rates is not None),
+        rates=tuple(gpu.rates.name for gpu in per_gpu if gpu.rates is not None),
         batches=batches,
         contexts=contexts,
-        points=tuple(point for one in on for point in one.points),
-        added=tuple(cost for one in on for cost in one.added),
-        bends=tuple(bend for one in on for bend in one.bends),
-        largest_batches=tuple(limit for one in on for limit in one.largest_batches),
+        points=tuple(point for gpu in per_gpu for point in gpu.points),
+        added=tuple(cost for gpu in per_gpu for cost in gpu.added),
+        bends=tuple(bend for gpu in per_gpu for bend in gpu.bends),
+        largest_batches=tuple(limit for gpu in per_gpu for limit in gpu.largest_batches),
         cells=tuple(cell for phase in function.phases for cell in _proven(phase)),
         open_regions=tuple(
             OpenCell(
@@ -349,7 +349,7 @@ def sweep_answer(
         ),
         traces=sum(phase.traces for phase in function.phases),
         _function=function,
-        _on=on,
+        _on=per_gpu,
         _graphs=grid.graphs,
     )
 
@@ -409,15 +409,16 @@ class _Grid:
 
 def _points(phases: Sequence[PhaseSweep], pairs: Sequence[Pair], *, traced: bool) -> Iterator[SweepPoint]:
     """Phase by phase; the cache that a prefill leaves is what the decode step at the same point is handed."""
-    found = {phase.phase: phase.at(pairs, traced=traced) for phase in phases}
+    evaluated = {phase.phase: phase.at(pairs, traced=traced) for phase in phases}
     caches = {
         (point.batch, point.context): point.cache_bytes
-        for rows in found.values()
+        for rows in evaluated.values()
         for point in rows
         if point.cache_bytes is not None
     }
-    for rows in found.values():
-        yield from (replace(point, cache_bytes=caches.get((point.batch, point.context))) for point in rows)
+    for point in (point for rows in evaluated.values() for point in rows):
+        cache = caches.get((point.batch, point.context))
+        yield point if point.cache_bytes == cache else replace(point, cache_bytes=cache)
 
 
 def _proven(phase: PhaseFunction) -> Iterator[ProvenCell]:

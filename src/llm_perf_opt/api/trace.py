@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.api.answer import report_suffixes
+from llm_perf_opt.core import number_ranges
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.tracing.deployed_traces import deployed_device
@@ -17,6 +18,7 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 if TYPE_CHECKING:
     import pandas
 
+    from llm_perf_opt.api.advise import AdviceAnswer
     from llm_perf_opt.api.comparison import ComparisonAnswer
     from llm_perf_opt.api.cost import CostAnswer
     from llm_perf_opt.api.export import ExportAnswer
@@ -42,7 +44,7 @@ class Trace(TracedRun):
     `origin` is the model that was traced; a trace that was read from files has none, and is asked from what it holds.
     """
 
-    others: tuple[Trace, ...] = ()  # of a model that is spread over ranks: one of each further kind of rank
+    others: tuple[Trace, ...] = ()  # of a model that is split between ranks: one of each further kind of rank
 
     @classmethod
     def of(cls, run: TracedRun) -> Trace:
@@ -98,10 +100,10 @@ class Trace(TracedRun):
         """How long each stage takes, from the figures of a device or from a calibration of one machine.
 
         `rates` is "tables", measured kernels of the device or scaled from the nearest, or "data-sheet". Default: tables
-        where they are installed (extra `kernels`) and come near the device. `engine` says whose measured kernels run:
-        "vllm", "sglang" or "trtllm", with `execution="fused"`. Default: vllm.
+        where they are installed (extra `kernels`) and come near the device. `engine` is the engine of the measured
+        kernels: "vllm", "sglang" or "trtllm", with `execution="fused"`. Default: vllm.
 
-        `decode_steps` adds the whole run: the prefill and so many steps, each with one more token in the cache. They
+        `decode_steps` adds the whole run: the prefill and this many steps, each with one more token in the cache. They
         are evaluated at once from a few further traces. Default device: the one that the trace was made for.
 
         `measured` corrects the times by what was measured: a line such as `ttft=0.5s tpot=20ms batch=16`, a file of
@@ -128,10 +130,40 @@ class Trace(TracedRun):
             answer = with_decode_steps(self, answer, decode_steps)
         return answer if measured is None else corrected_prediction(self, answer, measured)
 
+    def advise(
+        self,
+        device: str | Hardware | None = None,
+        *,
+        devices_file: Path | None = None,
+        execution: str = "eager",
+        rates: str | None = None,
+        engine: str | None = None,
+        output: int = ANSWER_TOKENS,
+        measured: Given | None = None,
+    ) -> AdviceAnswer:
+        """Where the time of a request goes, from the time as it runs now to the lower bound, and what to change first.
+
+        `execution` says how it runs now, `output` how many tokens a request generates; `rates` and `engine` are as in
+        `predict`. With `measured`, a line such as `ttft=0.5s tpot=20ms` or a file, the ladder begins at what was
+        measured. Default device: the one that the trace was made for.
+        """
+        from llm_perf_opt.api.advise import advice_answer
+
+        return advice_answer(
+            self,
+            device,
+            devices_file=devices_file,
+            execution=execution,
+            rates=rates,
+            engine=engine,
+            output=output,
+            measured=measured,
+        )
+
     def per_rank(
         self, device: str | Hardware | None = None, *, devices_file: Path | None = None, execution: str = "eager"
     ) -> RanksAnswer | None:
-        """What each kind of rank of the plan holds, runs and exchanges; None where the model is not spread.
+        """What each kind of rank of the plan holds, runs and communicates; None for a model on one device.
 
         With a cluster such as `8x h100-sxm` also whether each rank fits and how long its phases take. Default device:
         the one that the trace was made for.
@@ -190,14 +222,16 @@ class Trace(TracedRun):
     def over(
         self,
         *,
-        batch: int | tuple[int, int] = 1,
-        context: tuple[int, int],
-        new_tokens: tuple[int, int] | None = None,
+        batch: number_ranges.Given | range = 1,
+        context: number_ranges.Given | range,
+        new_tokens: number_ranges.Given | range | None = None,
         traces: int | None = None,
     ) -> TraceFunction[Trace]:
-        """The trace as a function of batch and context, over ranges of both, ends included.
+        """The trace as a function of batch and context, over ranges of both: `over(batch="1..512", context="1k..8k")`.
 
-        With a range of `new_tokens` it has a further phase, `chunk`: a step of so many new tokens on a cache of
+        A range is a text as on the command line, `range(1, 513)`, or the pair of its ends: `(1, 512)` is 1 to 512.
+
+        With a range of `new_tokens` it has a further phase, `chunk`: a step of this many new tokens on a cache of
         `context` tokens.
 
         It is made from at most `traces` further traces per phase, and proven by those that took no part in it.
@@ -206,8 +240,14 @@ class Trace(TracedRun):
         from llm_perf_opt.sweeps.run_function import TRACES, trace_function
 
         most = TRACES if traces is None else traces
-        found = trace_function(self, batch=batch, context=context, new_tokens=new_tokens, traces=most)
-        return TraceFunction.of(found)
+        function = trace_function(
+            self,
+            batch=number_ranges.read_ends(batch, "batch"),
+            context=number_ranges.read_ends(context, "context"),
+            new_tokens=None if new_tokens is None else number_ranges.read_ends(new_tokens, "new_tokens"),
+            traces=most,
+        )
+        return TraceFunction.of(function)
 
     def join(
         self,
@@ -229,7 +269,7 @@ class Trace(TracedRun):
         return join_answer(self._phase(phase), recording, step=step, device=device, devices_file=devices_file)
 
     def export(self, *parts: str, **options: Any) -> ExportAnswer:
-        """Which parts become static graphs, and why others do not; `options` are those of `lpo.export`."""
+        """Which parts become static graphs, and why others do not; `options` are as in `lpo.export`."""
         from llm_perf_opt.api.export import export_parts
 
         return export_parts(self._origin(), parts, **options)
@@ -248,7 +288,7 @@ class Trace(TracedRun):
     ) -> ComparisonAnswer:
         """What differs in `other`, why, and whether it stays within the budgets.
 
-        A budget is text such as `prefill.flops<=+1%`, `peak_memory<=20GiB` or `decode.time<=+3%`. Times are those of
+        A budget is text such as `prefill.flops<=+1%`, `peak_memory<=20GiB` or `decode.time<=+3%`. Times are on
         `device`, by default as an engine runs it; `execution` and `rates` are as for `predict`. Default device: the one
         that both traces were made for.
         """

@@ -14,6 +14,7 @@ from llm_perf_opt.api.sweep import SweepAnswer, find_gpus, sweep_answer
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.number_ranges import POINTS, Given, NumberRange, read_range
+from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
@@ -24,11 +25,19 @@ from llm_perf_opt.sweeps.run_function import BATCH, CONTEXT, NEW_TOKENS, R, R_co
 from llm_perf_opt.timing.datasheet_rates import Execution
 
 DECODE, PREFILL = "decode", "prefill"
+_PROOF = ("cells", "open regions", "traces")  # of a phase: proven parts of the range, parts without proof
+
+
+def _range_text(ends: tuple[int, int] | None) -> str:
+    if ends is None:
+        return ""
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,}..{high:,}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MixedStepAnswer(Answer):
-    """What one packed step costs. `flops` and the others are of all ops but those of `unpacked`.
+    """What one packed step costs. `flops` and the other figures are sums over all ops that are not in `unpacked`.
 
     `shared_bytes` are the part of `bytes_moved` that the step moves once, whatever its sequences: the weights. Of
     sequences that begin a prefill or decode, `checked` have the FLOPs that the traced prefill and decode have.
@@ -47,7 +56,7 @@ class MixedStepAnswer(Answer):
     unpriced_ops: int
     unpacked: tuple[UnpackedOp, ...]
     checked: int
-    region: Mapping[str, tuple[int, int]]  # of the cell whose program it is
+    region: Mapping[str, tuple[int, int]]  # of the cell that the program belongs to
 
     def report(self) -> Report:
         """The figures of the step, and the ops that have none."""
@@ -58,9 +67,9 @@ class MixedStepAnswer(Answer):
             Column("FLOPs", Kind.FLOPS): self.flops,
             Column("vector FLOPs", Kind.FLOPS): self.vector_flops,
             Column("bytes moved", Kind.BYTES): self.bytes_moved,
-            Column("of it once", Kind.BYTES): self.shared_bytes,
+            Column("of it weights", Kind.BYTES): self.shared_bytes,
             Column("at most", Kind.BYTES): self.bytes_moved_at_most,
-            Column("launches", Kind.COUNT): self.launches,
+            Column("kernel launches", Kind.COUNT): self.launches,
         }
         step = Table(title="One packed step", columns=tuple(cells), rows=(tuple(cells.values()),))
         return Report(
@@ -73,11 +82,11 @@ class MixedStepAnswer(Answer):
         yield Note("Sequences are packed without padding; weights are read once for all of them.")
         if self.unpacked:
             yield Note(
-                "Ops whose figure has no packed meaning are in no sum but that of the bytes at most, which counts them "
-                "for each sequence by itself."
+                "Some ops have no packed figure. They count only towards the upper limit of the bytes, for each "
+                "sequence by itself."
             )
         if self.unpriced_ops:
-            yield Note(f"{self.unpriced_ops:,} ops have no price and are in no sum.")
+            yield Note(f"{self.unpriced_ops:,} ops have no price and are left out of every sum.")
 
 
 def _unpacked_table(ops: Sequence[UnpackedOp]) -> Table:
@@ -108,15 +117,15 @@ class MixedSteps:
         """Chunks are (new tokens, cached tokens), decodes the cached tokens of sequences with one new token."""
         sequences = _sequences(chunks, decodes)
         cell, program = self._program_of(sequences)
-        found = program.figures(sequences)
+        figures = program.figures(sequences)
         return filled(
             MixedStepAnswer,
-            found,
+            figures,
             model=self.model,
             sequences=len(sequences),
             new_tokens=sum(sequence.new_tokens for sequence in sequences),
             cached_tokens=sum(sequence.cached_tokens for sequence in sequences),
-            bytes_moved_at_most=found.at_most("bytes_moved"),
+            bytes_moved_at_most=figures.at_most("bytes_moved"),
             checked=self._checked(program, sequences),
             region=cell.region,
         )
@@ -144,8 +153,8 @@ class MixedSteps:
         outside = next((sequence for sequence, place in places.items() if place is None), None)
         if outside is not None:
             raise UsageError(
-                f"A sequence of {_text(outside)} is in no proven cell of several batches.",
-                why="the rule of packed steps holds where the program is known",
+                f"A sequence of {_text(outside)} is outside every proven cell with several batches.",
+                why="packed steps are known only where the program is known",
                 fix="make the function over a larger range of batch (2 or more), context and new_tokens, "
                 "or with more traces",
             )
@@ -153,15 +162,15 @@ class MixedSteps:
         other = next((sequence for sequence, place in places.items() if place != number), None)
         if other is not None:
             raise UsageError(
-                f"Sequences of {_text(next(iter(places)))} and of {_text(other)} are two programs.",
+                f"Sequences of {_text(next(iter(places)))} and of {_text(other)} run two different programs.",
                 why="a window or the like is full in one of them, and a packed step runs one program",
-                fix="ask for steps whose sequences lie in one cell",
+                fix="ask for steps with all sequences in one cell",
             )
         assert number is not None
         cell = self.chunk.cells[number]
         if cell.cell.program.loops:
             raise UsageError(
-                f"A packed step of {self.model} is not known.",
+                f"Packed steps of {self.model} are not known.",
                 why="its code loops over experts or positions, and ops in a loop have no form of their own",
                 fix="trace it with grouped experts, where the model has them",
             )
@@ -184,9 +193,9 @@ class MixedSteps:
             for sequence, traced in zip(held, flops, strict=True):
                 if program.figures([sequence] * batch).flops != traced:
                     raise UsageError(
-                        f"A sequence of {_text(sequence)} is another program than the chunk.",
-                        why=f"a {name} of {batch:,} such runs {int(traced):,} FLOPs, and not what the chunk would",
-                        fix="ask for it by itself",
+                        f"A sequence of {_text(sequence)} runs a different program than the chunk.",
+                        why=f"a {name} of {batch:,} of them runs {int(traced):,} FLOPs, and the chunk another number",
+                        fix="ask for that sequence by itself",
                     )
             checked += sum(sequence in held for sequence in group)
         return checked
@@ -238,7 +247,7 @@ class TraceFunction(RunFunction[R_co]):
         return TraceFunction(**{field.name: getattr(function, field.name) for field in fields(function)})
 
     def mixed_step(self, *, chunks: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> MixedStepAnswer:
-        """One packed step: chunks of (new, cached) tokens, and sequences that decode on so many cached tokens."""
+        """One packed step: chunks of (new, cached) tokens, and sequences that decode on this many cached tokens."""
         return self._mixed_steps.answer(chunks, decodes)
 
     @cached_property
@@ -267,10 +276,30 @@ class TraceFunction(RunFunction[R_co]):
             for name, given in ((BATCH, batch), (CONTEXT, context))
         )
         batches, contexts = ranges
-        found = find_gpus(gpus, devices_file)
+        machines = find_gpus(gpus, devices_file)
         return sweep_answer(
-            self, self._traces.graph, batches=batches, contexts=contexts, gpus=found, execution=execution
+            self, self._traces.graph, batches=batches, contexts=contexts, gpus=machines, execution=execution
         )
+
+    def __repr__(self) -> str:
+        return REPORTERS.get("text")().render(self._as_table())
+
+    def _as_table(self) -> Report:
+        """Its phases, the ranges that it holds for, and what proves it."""
+        phases = (*self.phases, *(() if self.chunk is None else (self.chunk,)))
+        names = list(dict.fromkeys(name for phase in phases for name in phase.domain))
+        columns = (Column("phase"), *map(Column, names), *(Column(name, Kind.COUNT) for name in _PROOF))
+        rows = tuple(
+            (
+                phase.phase,
+                *(_range_text(phase.domain.get(name)) for name in names),
+                *(len(phase.cells), len(phase.open_regions), phase.traces),
+            )
+            for phase in phases
+        )
+        note = Note("function.sweep() shows a grid of points; function.save(FILE) keeps it.")
+        table = Table(title="", columns=columns, rows=rows)
+        return Report(title=f"{self.name} as a function of {' and '.join(names)}", tables=(table,), notes=(note,))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Keep it in one file, which `load_function` reads without torch. `force` overwrites."""

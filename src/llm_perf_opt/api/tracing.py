@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
 from llm_perf_opt.api.trace import Trace
@@ -58,8 +58,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BESIDE = {"profiler": (".chrome-trace.json",)}  # tracer -> suffixes of files that it leaves itself, one per phase
+_OWN_FILES = {"profiler": (".chrome-trace.json",)}  # tracer -> suffixes of files that it leaves itself, one per phase
 _COPIES = "copies_key_heads"  # a keyword of `find_origin`: what engines do where ranks outnumber key heads
+
+
+class _Formats(TypedDict):
+    """How a model is stored, and which experts get its tokens."""
+
+    weights: str | None
+    cache: str | None
+    routing: str | None
+
+
+class _Files(TypedDict):
+    """Where the call graphs go, and whether with every enter and exit."""
+
+    out: Path | None
+    force: bool
+    events: bool
+
+
+class _Seen(TypedDict):
+    """The hardware that is analysed, the device that code sees, and whether a folder's own code may run."""
+
+    device: str | None
+    torch_device: str | None
+    trust_remote_code: bool
+
+
+class _TracerSettings(NamedTuple):
+    """Settings of tracers other than the default."""
+
+    load_weights: str | None
+    only: str | Sequence[str] | None
+    stage: str | Sequence[str] | None
+    with_stack: bool
+    with_modules: bool
+    profile_memory: bool
 
 
 def trace(
@@ -102,40 +137,51 @@ def trace(
     - `keep_partial`: keep a phase in which the model raises as far as it ran. Default: the error is raised.
     - `tp`, `ep`, `pp`, `fsdp`, `dp`: ranks that share matrices, experts, layers, stored weights, requests.
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
-    - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and those of the model.
+    - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and the model's own.
     """
     named = _named(model, workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
-    kept: dict[str, Any] = {"out": None if out is None else Path(out), "force": force, "events": events}
-    seen: dict[str, Any] = {"routing": routing, "torch_device": torch_device}
-    chosen: dict[str, Any] = {"load_weights": load_weights, "only": only, "stage": stage}
-    chosen |= {"with_stack": with_stack, "with_modules": with_modules, "profile_memory": profile_memory}
-    running, wanted = _able_to_draw(make_tracer(tracer, **seen, **chosen, keep_in=kept["out"]), pictures)
+    formats = _Formats(weights=weights, cache=cache, routing=routing)
+    files = _Files(out=None if out is None else Path(out), force=force, events=events)
+    settings = _TracerSettings(load_weights, only, stage, with_stack, with_modules, profile_memory)
+    running, drawn = _able_to_draw(_chosen_tracer(tracer, settings, routing, torch_device, files["out"]), pictures)
     plan = _checked_plan(taken_plan(workload), tracer, hardware)
     if _is_of_engine(workload, tracer, args, kwargs):
-        asked: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing, "trusts": trust_remote_code}
-        return Trace.of(trace_engine_code(named, hardware, plan, workload, **kept, **asked))
-    found: dict[str, Any] = {**seen, "trust_remote_code": trust_remote_code, **workload}
-    origin = find_origin(named, args, kwargs, device=hardware_id(hardware), weights=weights, cache=cache, **found)
+        run = trace_engine_code(named, hardware, plan, workload, trusts=trust_remote_code, **formats, **files)
+        return Trace.of(run)
+    seen = _Seen(device=hardware_id(hardware), torch_device=torch_device, trust_remote_code=trust_remote_code)
+    origin = find_origin(named, args, kwargs, **seen, **formats, **workload)
     _require_stages(origin, stage)
-    kept["keep_partial"] = keep_partial
     if plan.is_spread:
-        return Trace.of(trace_ranks(origin, plan, **kept))
-    return Trace.of(trace_origin(origin, running, pictures=wanted, beside=_BESIDE.get(tracer, ()), **kept))
+        return Trace.of(trace_ranks(origin, plan, keep_partial=keep_partial, **files))
+    own = _OWN_FILES.get(tracer, ())
+    run = trace_origin(origin, running, pictures=drawn, extra_suffixes=own, keep_partial=keep_partial, **files)
+    return Trace.of(run)
 
 
-def _able_to_draw(running: Tracer, pictures: Sequence[ModulePicture | str]) -> tuple[Tracer, tuple[ModulePicture, ...]]:
-    """The tracer, and the pictures that are wanted; one that cannot draw is refused before any work."""
-    wanted = as_pictures(pictures)
-    if wanted:
+def _chosen_tracer(
+    name: str, settings: _TracerSettings, routing: str | None, torch_device: str | None, keep_in: Path | None
+) -> Tracer | None:
+    """The tracer with its settings; None: the default with none of them, which an earlier run may answer for."""
+    if name == WEIGHTLESS and not any(value for value in settings if value != "none"):
+        return None
+    return make_tracer(name, routing=routing, torch_device=torch_device, keep_in=keep_in, **settings._asdict())
+
+
+def _able_to_draw(
+    running: Tracer | None, pictures: Sequence[ModulePicture | str]
+) -> tuple[Tracer | None, tuple[ModulePicture, ...]]:
+    """The tracer, and the pictures to draw; a tracer that cannot draw is refused before any work."""
+    drawn = as_pictures(pictures)
+    if drawn:
         drawing_tracer(running)
-    return running, wanted
+    return running, drawn
 
 
 def _seen_hardware(
     device: str | Hardware | None, devices_file: Path | None, torch_device: str | None, tracer: str
 ) -> tuple[Hardware | None, str | None]:
-    """The hardware that is named, and the torch device that code sees: by default that of the hardware."""
+    """The hardware that is named, and the torch device that code sees: by default the hardware's."""
     hardware = None if device is None else find_hardware(device, devices_file)
     if hardware is not None and torch_device is None and tracer == WEIGHTLESS:
         torch_device = device_of(hardware).torch_device
@@ -164,15 +210,23 @@ def _refuse_unknown(workload: Mapping[str, Any]) -> None:
             )
 
 
-def _is_of_engine(workload: dict[str, Any], tracer: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+def _is_of_engine(
+    workload: MutableMapping[str, Any], tracer: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> bool:
     """Whether the keywords name the code of an engine, which they are left without; it takes no arguments."""
     if ModelCode.make(code=workload.pop("code", ModelCode().code)).code == ModelCode().code:
         return False
     if tracer != WEIGHTLESS or args or kwargs:
         raise UsageError(
-            "The code of an engine runs without weights, on a folder.",
-            why="it has no kernels here, and makes its inputs from the workload",
+            "An engine's code runs only without weights, on a model folder.",
+            why="its kernels are not here, and it makes its inputs from the workload",
             fix="leave --tracer, args and kwargs out",
+        )
+    if workload.get("autocast") is not None:
+        raise UsageError(
+            "An engine's code does not run under autocast.",
+            why="it computes in the type of its weights",
+            fix="leave autocast out, or trace the model's own code",
         )
     workload.pop(_COPIES, None)  # its own code does
     return True
@@ -182,7 +236,7 @@ def _checked_plan(plan: ParallelPlan, tracer: str, hardware: Hardware | None) ->
     """The plan; refused if the tracer cannot run it, or if the hardware has too few devices for it."""
     if plan.is_spread and tracer != WEIGHTLESS:
         raise UsageError(
-            f"The tracer {tracer!r} runs no rank of a plan.",
+            f"The tracer {tracer!r} cannot run a rank of a plan.",
             why="it runs the model for real, in this one process",
             fix="leave --tracer out, or the plan",
         )
@@ -205,7 +259,7 @@ def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None,
 
     `weights` and `cache` store it in other formats than it was made with.
     """
-    paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+    paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(file) for file in path]
     if len(paths) == 1 and (folders := rank_folders(paths[0])):
         first, *others = (load(folder, weights=weights, cache=cache) for folder in folders)
         return replace(first, name=str(paths[0]), others=tuple(others))
@@ -236,7 +290,7 @@ def load_phase(
     require_rank(graph, rank)
     graphs = (graph,) if cache is None and not with_others else read_traces([path])
     stored = redeployed(graphs, deployment)
-    chosen = tuple(found for found in stored if with_others or found.phase == graph.phase)
+    chosen = tuple(other for other in stored if with_others or other.phase == graph.phase)
     return Trace(name=str(path), graphs=chosen)
 
 
@@ -262,14 +316,14 @@ def cost(
     code: str = "reference",
     **workload: Any,
 ) -> CostAnswer:
-    """What a model costs from every source, or from those that are named. The options are those of `lpo.trace`.
+    """What a model costs from every source, or from the named ones. The options are as in `lpo.trace`.
 
     The same as `lpo.trace(...).cost(sources)`, but nothing is traced where `counted` is not among the sources. A phase
     in which the model raises is unknown, and the others are counted.
     """
     check_sources(sources)
     if code != "reference":
-        formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
+        formats = _Formats(weights=weights, cache=cache, routing=routing)
         traced = trace(model, args, kwargs, code=code, trust_remote_code=trust_remote_code, **formats, **workload)
         return traced.cost(None if sources == "all" else sources)
     origin = find_origin(
@@ -310,54 +364,54 @@ def sweep(
       In a text k is 1,024. Of a range at most `points` are shown. Default: 1..64 and 1k..8k, or all of a function.
     - `gpus`: for times and for what fits: one, `l4,h100-sxm`, a list, or `all`. Default: no times.
     - `execution`: `fused`, an engine's kernels, or `eager`, PyTorch op by op.
-    - `traces`: at most so many for each phase. Default: 40.
-    - `weights`, `cache`, `routing` and the rest of the workload are those of `lpo.trace`.
+    - `traces`: at most this many for each phase. Default: 40.
+    - `weights`, `cache`, `routing` and the rest of the workload are as in `lpo.trace`.
     """
     from llm_perf_opt.api.sweep import DEFAULT_INPUT, DEFAULT_USERS, find_gpus, refuse_rows
     from llm_perf_opt.sweeps.sweep_report import range_text
 
-    found = find_gpus(gpus, devices_file)
-    asked: dict[str, Any] = {"points": points, "gpus": found or None, "execution": execution}
-    formats: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
+    machines = find_gpus(gpus, devices_file)
+    formats = _Formats(weights=weights, cache=cache, routing=routing)
     if Path(model).is_file():
         given = {**formats, "traces": traces}
         _refuse_with_function({**workload, **{name: value for name, value in given.items() if value is not None}})
-        return load_function(model).sweep(batch=users, context=input, **asked)
+        saved = load_function(model)
+        return saved.sweep(batch=users, context=input, points=points, gpus=machines or None, execution=execution)
     batches = read_range(DEFAULT_USERS if users is None else users, "users", points=points)
     contexts = read_range(DEFAULT_INPUT if input is None else input, "input", points=points)
     refuse_rows(batches, contexts)
     _refuse_workload(workload)
     traced = trace(
         model,
-        device=found[0] if len(found) == 1 else None,
-        torch_device=device_of(found[0]).torch_device if found else None,
+        device=machines[0] if len(machines) == 1 else None,
+        torch_device=device_of(machines[0]).torch_device if machines else None,
         trust_remote_code=trust_remote_code,
         batch=batches.low,
         **formats,
         **workload,
     )
-    for hardware in found:
+    for hardware in machines:
         require_room(traced.graphs, hardware)
     _refuse_short(traced.graphs[0], contexts)
     log.info(
-        "Making a function of batch %s and context %s: some traces of small points, and some that check it",
+        "Building a function of batch %s and context %s: tracing small points, and a few more to check it",
         range_text(batches),
         range_text(contexts),
     )
     function = traced.over(batch=batches.ends, context=contexts.ends, traces=traces)
-    return function.sweep(batch=batches, context=contexts, **asked)
+    return function.sweep(batch=batches, context=contexts, points=points, gpus=machines or None, execution=execution)
 
 
 def _refuse_with_function(given: Mapping[str, Any]) -> None:
     for name in given:
         raise UsageError(
             f"A saved function takes no {name}.",
-            why="its workload and its formats are those that it was made with",
+            why="its workload and its formats are fixed since it was made",
             fix=f"leave {name} out, or name the model",
         )
 
 
-def _refuse_workload(workload: dict[str, Any]) -> None:
+def _refuse_workload(workload: Mapping[str, Any]) -> None:
     if "prompt_tokens" in workload:
         raise UsageError(
             "A sweep takes no prompt_tokens.", why="its input is the prompt and the image tokens", fix="give input"

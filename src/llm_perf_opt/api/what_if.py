@@ -22,8 +22,8 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 
 QUESTIONS = ("attention",)
 _BY_SHEET = (
-    "Every kind of attention is timed by the data sheet, since no table holds one of each. A prediction times what was "
-    "traced by recordings and tables where it has them: its band is another one, and the nearer one."
+    "Every kind of attention is timed by the data sheet, because no table has measured each of them. A prediction of "
+    "the traced code uses measured kernels where it has them, so its times differ and are closer to a real run."
 )
 
 
@@ -46,12 +46,13 @@ class AttentionAnswer(Answer):
 
     def _lines(self, machine: str | None) -> Iterator[str]:
         """Of each phase the time, or the bytes, in every kind of attention."""
-        whole = [case for case in self.cases if case.stage == ALL]
-        for phase in list(dict.fromkeys(case.phase for case in whole))[:2]:
-            told = [f"{case.attention} {_figure(case)}" for case in whole if case.phase == phase]
+        summed = {case.phase for case in self.cases if case.stage == ALL}  # a phase of one stage has no sum
+        totals = [case for case in self.cases if case.stage == ALL or case.phase not in summed]
+        for phase in list(dict.fromkeys(case.phase for case in totals))[:2]:
+            texts = [f"{case.attention} {_figure(case)}" for case in totals if case.phase == phase]
             where = "" if machine is None else f" on {machine}, by the data sheet"
-            yield f"{self.model}, {phase}{where}: {'; '.join(dict.fromkeys(told))}."
-        if not whole:
+            yield f"{self.model}, {phase}{where}: {'; '.join(dict.fromkeys(texts))}."
+        if not totals:
             yield f"{self.model}: no attention was found in this trace."
 
 
@@ -73,11 +74,11 @@ def attention_answer(
     hardware = None if device is None else find_hardware(device, devices_file)
     if hardware is not None:
         require_room(graphs, hardware)
-    found = None if hardware is None else device_of(hardware)
+    single_device = None if hardware is None else device_of(hardware)
     eager, fused = eager_and_fused(graphs, run._other_attention)
     rates = None if hardware is None else DataSheetRates(device_of(hardware), cluster=cluster_of(hardware))
     return AttentionAnswer(
-        model=graphs[0].model, device=found, cases=attention_what_if(eager, fused, rates), _graphs=graphs
+        model=graphs[0].model, device=single_device, cases=attention_what_if(eager, fused, rates), _graphs=graphs
     )
 
 

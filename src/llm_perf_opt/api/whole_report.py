@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.api.advise import AdviceAnswer, advice_answer
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.cost import QUICK_SOURCES, CostAnswer, cost_of_run
 from llm_perf_opt.api.export import ExportAnswer, export_parts
@@ -71,15 +72,7 @@ Devices = str | Hardware | Sequence[str | Hardware]  # one, or several to compar
 
 _UNKNOWN = "not known"
 _SERVER = "How fast does a server run it?"
-
-_EXECUTIONS = {
-    Execution.EAGER: "eager: PyTorch launches every op of the trace, one after the other",
-    Execution.FUSED: "fused: an engine with grouped experts, fused vector ops and captured graphs",
-}
-_CODE = {
-    Execution.EAGER: "The code as written, op by op",
-    Execution.FUSED: "The ops of the trace, fused as an engine does",
-}
+_CODE = "The traced code"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -91,6 +84,7 @@ class WholeReport(Answer):
     device: Device | None  # the first, which memory is compared with
     cluster: Cluster | None = None  # of these devices, where several were named
     predictions: tuple[PredictionAnswer, ...] = ()  # one for each device; none: no device, or nothing ran to its end
+    advice: AdviceAnswer | None = None  # for the first device; None: no device, or a phase stopped half-way
     exports: ExportAnswer | None
     attention: AttentionAnswer | None = None  # None: a phase stopped half-way, or there is no attention
     sweep: SweepAnswer | None = None  # None: not asked for
@@ -100,14 +94,14 @@ class WholeReport(Answer):
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """What a server reaches, and next to it the code as written; without a server that code, or the costs."""
+        """What a server reaches, and next to it the traced code; without a server that code, or the costs."""
         if self.server is not None:
-            told = self.server.answer
-            return (*told[:2], " ".join((code_line(self.predictions, self.server), *told[2:])))
+            server_lines = self.server.answer
+            return (*server_lines[:2], " ".join((code_line(self.predictions, self.server), *server_lines[2:])))
         lines = self.cost.answer
         if self.predictions and not self.cost.stopped:
             first, second, *_ = self.predictions[0].answer
-            lines = (f"{_CODE[Execution(self.predictions[0].execution)]}: {first}", second)
+            lines = (f"{_CODE}: {first}", second)
         return lines if self.why_no_server is None else (*lines[:2], f"No server figure. {self.why_no_server}")
 
     def report(self) -> Report:
@@ -120,7 +114,7 @@ class WholeReport(Answer):
             tables=(glance_table(answered), *several, deployment_table(graphs, self.predictions)),
             notes=(
                 *([workload_note(graphs), *run_notes(graphs)] if graphs else []),
-                Note("One page, made from the model's own code: no weights were read and nothing was timed."),
+                Note("Everything here comes from the model's own code: no weights were read and nothing was timed."),
             ),
             chapters=tuple(chapter for chapter, _ in answered),
         )
@@ -137,10 +131,10 @@ class WholeReport(Answer):
         yield replace(run.summary(), title="What does it cost?"), what_it_costs(run.stages)
         yield from self._speed()
         yield self._fit()
-        if (exchanged := collectives_table(run.graphs)) is not None:
+        if (collectives := collectives_table(run.graphs)) is not None:
             notes = tuple(deployment_notes(run.graphs))
-            title = "What do the ranks exchange?"
-            yield Report(title=title, tables=(exchanged,), notes=notes), what_is_exchanged(run.graphs)
+            title = "What do the ranks communicate?"
+            yield Report(title=title, tables=(collectives,), notes=notes), what_ranks_communicate(run.graphs)
         if self.ranks is not None:
             yield replace(self.ranks.report(), title="What does each rank hold and run?"), what_ranks_hold(self.ranks)
         if self.attention is not None:
@@ -163,15 +157,17 @@ class WholeReport(Answer):
             chapter = _with_stopped(speed_chapter(run.graphs, self.predictions), run.stopped)
             yield chapter, how_fast(run.graphs, self.predictions, run.stopped)
         elif self.device is not None:
-            yield self._not_known(f"How fast is the code as written on {self.device.name}?")
+            yield self._not_known(f"How fast is the traced code on {self.device.name}?")
+        if self.advice is not None:
+            yield advice_chapter(self.advice), self.advice.summary().answer[-1].removesuffix(".")
 
     def _fit(self) -> tuple[Report, str]:
         run, device = self.cost, self.device
         if run.memory is None:
             return self._not_known("Does it fit?")
-        found = None if device is None else traced_fit(run.graphs, device)
-        fit = with_serving_fit(memory_report(run.memory, run.attention_cases, device), found)
-        serves = does_it_serve(found)
+        serving = None if device is None else traced_fit(run.graphs, device)
+        fit = with_serving_fit(memory_report(run.memory, run.attention_cases, device), serving)
+        serves = does_it_serve(serving)
         answer = does_it_fit(run.memory, device, run.stopped)
         return _with_stopped(fit, run.stopped), answer if serves is None else f"{answer}; {serves}"
 
@@ -202,25 +198,26 @@ def whole_report(
     from llm_perf_opt.api.sweep import default_sweep
 
     refuse_rates(execution, rates, engine)
-    found = find_report_devices(device, devices_file)
-    for hardware in found:
+    machines = find_report_devices(device, devices_file)
+    for hardware in machines:
         require_room(run.graphs, hardware)
-    first = found[0] if found else None
+    first = machines[0] if machines else None
     # Exporting is asked for by its own word, and one rank of several is counted by its trace alone.
-    sources = None if run.origin is None or run.plan is not None else QUICK_SOURCES
+    sources = None if run.origin is None or run._plan is not None else QUICK_SOURCES
     cost = cost_of_run(run, sources, other_attention=True)
-    times = found if cost.memory is not None else ()
+    times = machines if cost.memory is not None else ()
     with shared_work():
         predictions = tuple(
             prediction_answer(cost.graphs, hardware, execution, rates=rates, engine=engine) for hardware in times
         )
-    server, why_no_server = _server(run, device, found, output, devices_file)
+    server, why_no_server = _server(run, device, machines, output, devices_file)
     return WholeReport(
         model=cost.model,
         cost=cost,
         device=None if first is None else device_of(first),
         cluster=None if first is None else cluster_of(first),
         predictions=predictions,
+        advice=_advice(run, machines, devices_file, execution, rates, engine, output),
         exports=export_parts(run._origin()) if exports else None,
         attention=_attention(run, first),
         sweep=default_sweep(run, first) if sweep else None,
@@ -231,19 +228,44 @@ def whole_report(
 
 
 def _server(
-    run: TracedRun, device: Devices | None, found: Sequence[Hardware], output: int, devices_file: Path | None
+    run: TracedRun, device: Devices | None, machines: Sequence[Hardware], output: int, devices_file: Path | None
 ) -> tuple[ServeAnswer | None, str | None]:
     """What `serve` says of the same model, GPUs, formats and tokens; or why it says nothing."""
-    if not found:
+    if not machines:
         return None, None
-    if any(device_of(hardware).torch_device is not None for hardware in found):
-        return None, "Servers are found for GPUs, and this is a processor."
+    if any(device_of(hardware).torch_device is not None for hardware in machines):
+        return None, "A server needs a GPU, and this device is a CPU."
     # `1x h100-sxm` is one GPU to a server, and h100-sxm as many as it needs: a text keeps the difference.
-    named = device if isinstance(device, str) else ",".join(map(str, map(hardware_id, found)))
+    named = device if isinstance(device, str) else ",".join(map(str, map(hardware_id, machines)))
     try:
         return serve(run, named, output=output, devices_file=devices_file, **request_of(run)), None
     except PerfOptError as error:
         return None, f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}."
+
+
+def _advice(
+    run: TracedRun,
+    machines: Sequence[Hardware],
+    devices_file: Path | None,
+    execution: str,
+    rates: str | None,
+    engine: str | None,
+    output: int,
+) -> AdviceAnswer | None:
+    """For the first GPU; the changes are of code and engines on GPUs."""
+    if not machines or device_of(machines[0]).torch_device is not None:
+        return None
+    if any(graph.stopped_in is not None or graph.ops is None for graph in run.graphs):
+        return None
+    return advice_answer(
+        run,
+        machines[0],
+        devices_file=devices_file,
+        execution=execution,
+        rates=rates,
+        engine=engine,
+        output=output,
+    )
 
 
 def _attention(run: TracedRun, device: Hardware | None) -> AttentionAnswer | None:
@@ -258,7 +280,7 @@ def find_report_devices(device: Devices | None, devices_file: Path | None) -> tu
     if device is None and devices_file is not None:
         raise UsageError(
             "--devices needs --gpus.",
-            why="it is the file in which a device is looked up, and none was named",
+            why="it is the file that describes devices, and no device was named",
             fix="add --gpus ID, or leave --devices out",
         )
     if device is None:
@@ -267,14 +289,14 @@ def find_report_devices(device: Devices | None, devices_file: Path | None) -> tu
         device = find_devices(device, devices_file) if is_several(device) else [device]
     named = [device] if isinstance(device, Device | Cluster) else device
     every = [find_hardware(name, devices_file) for name in named]
-    found = tuple({hardware_id(hardware): hardware for hardware in every}.values())
-    if len({device_of(hardware).torch_device for hardware in found}) > 1:
+    machines = tuple({hardware_id(hardware): hardware for hardware in every}.values())
+    if len({device_of(hardware).torch_device for hardware in machines}) > 1:
         raise UsageError(
-            "Processors and GPUs cannot be compared in one report.",
-            why="the model's code may take another way on each of them, and one trace shows one way",
+            "CPUs and GPUs cannot be compared in one report.",
+            why="the model's code may run differently on each of them, and a trace shows only one",
             fix="make a report for each",
         )
-    return found
+    return machines
 
 
 def _with_stopped(chapter: Report, stopped: Mapping[str, str]) -> Report:
@@ -295,7 +317,7 @@ def _rest_note(graphs: Sequence[CallGraph]) -> tuple[Note, ...]:
     mixed = [graph.phase for graph in graphs if graph.stages]
     if not mixed:
         return ()
-    return (Note(f"The stage {mixed[0]} is what runs in that phase outside all its other stages."),)
+    return (Note(f"The stage {mixed[0]} is everything in that phase that is outside its other stages."),)
 
 
 def glance_table(answers: Sequence[tuple[Report, str]]) -> Table:
@@ -324,7 +346,7 @@ def what_runs(cost: CostAnswer, graphs: Sequence[CallGraph], unknown_phases: Ite
     return _with_unknown(", ".join(parts), unknown_phases)
 
 
-def what_is_exchanged(graphs: Sequence[CallGraph]) -> str:
+def what_ranks_communicate(graphs: Sequence[CallGraph]) -> str:
     """The collectives of every phase, and the bytes of their payloads."""
     totals = ((graph.phase, total_of(family_collectives(graph))) for graph in graphs)
     return ", ".join(
@@ -362,18 +384,18 @@ def does_it_fit(memory: RunMemory, device: Device | None, unknown_phases: Collec
     return _with_unknown(answer, unknown_phases)
 
 
-def does_it_serve(found: TracedFit | None) -> str | None:
+def does_it_serve(traced: TracedFit | None) -> str | None:
     """Whether a server holds the traced batch and context, and the most that it could; None: not known."""
-    if found is None or found[1].fits is None:
+    if traced is None or traced[1].fits is None:
         return None
-    fit = found[1]
+    fit = traced[1]
     most = "" if fit.largest_batch is None else f", at most {format_count(fit.largest_batch)}"
     verdict = "yes" if fit.fits else "no"
-    return f"a server with {format_count(fit.batch)} x {format_count(fit.context)} tokens: {verdict}{most} at once"
+    return f"a server holds {format_count(fit.batch)} x {format_count(fit.context)} tokens: {verdict}{most} at once"
 
 
 def how_fast(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer], unknown: Iterable[str] = ()) -> str:
-    """The band of every phase; of a decode that of one step. Of several machines that with the lowest upper end."""
+    """The band of every phase, per step for a decode. Of several machines, the one with the lowest high estimate."""
     best = min(predictions, key=lambda prediction: prediction.high_s)
     bands = ", ".join(_band_text(best.phase_band(graph)) for graph in graphs)
     several = f"fastest of {len(predictions)} is {best.machine}: " if len(predictions) > 1 else ""
@@ -398,7 +420,7 @@ def other_attention(cases: Sequence[AttentionWhatIf]) -> str:
         if case.stage != ALL_STAGES:
             moved[case.attention] = moved.get(case.attention, 0) + case.alone.bytes_moved
     listed = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in moved.items())
-    return f"bytes that attention moves in {first[0].phase}: {listed}"
+    return f"attention moves in {first[0].phase}: {listed}"
 
 
 def what_ranks_hold(ranks: RanksAnswer) -> str:
@@ -407,20 +429,20 @@ def what_ranks_hold(ranks: RanksAnswer) -> str:
     needed = [phase.needed_bytes for kind in ranks.kinds for phase in kind.phases]
     known = [size for size in needed if size is not None]
     most = format_bytes(max(known)) if known and len(known) == len(needed) else _UNKNOWN
-    serves = "" if ranks.fits is None else f"; every rank serves the batch: {'yes' if ranks.fits else 'no'}"
-    return f"{ranks.plan.describe()}: {kinds}; at most {most} needed{serves}"
+    serves = "" if ranks.fits is None else f"; every rank holds the batch: {'yes' if ranks.fits else 'no'}"
+    return f"{ranks.plan.describe()}: {kinds}; a rank needs at most {most}{serves}"
 
 
 def deployment_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Table:
     """One row for each part of the deployment; what was not named says so."""
     rows = tuple(_rows(graphs, predictions))
-    return Table(title="Deployment", columns=(Column("part"), Column("as it is here")), rows=rows)
+    return Table(title="Deployment", columns=(Column("part"), Column("value")), rows=rows)
 
 
 def _rows(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, str]]:
     yield (
         "devices",
-        ", ".join(prediction.machine for prediction in predictions) or "none named: figures of any device, no times",
+        ", ".join(prediction.machine for prediction in predictions) or "none named: figures hold for any device",
     )
     if not graphs:
         return
@@ -443,7 +465,7 @@ def _semantics(predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, s
         return
     first = predictions[0]
     engine = f"; kernels of {first.engine}" if first.engine else ""
-    yield "execution", f"{_EXECUTIONS[Execution(first.execution)]}{engine}"
+    yield "execution", f"{Execution(first.execution).text}{engine}"
     sources = dict.fromkeys(prediction.rates for prediction in predictions)
     named = (
         f"{source} ({', '.join(prediction.machine for prediction in predictions if prediction.rates == source)})"
@@ -455,24 +477,32 @@ def _semantics(predictions: Sequence[PredictionAnswer]) -> Iterator[tuple[str, s
 def code_line(predictions: Sequence[PredictionAnswer], server: ServeAnswer) -> str:
     """The times of the traced code on the GPU that the server has, or else on the first."""
     best = None if server.best is None else server.best.device
-    first = next((one for one in predictions if one.device is not None and one.device.id == best), predictions[0])
+    first = next(
+        (prediction for prediction in predictions if prediction.device is not None and prediction.device.id == best),
+        predictions[0],
+    )
     where = f", on {first.machine}" if len(predictions) > 1 else ""
     fit = "" if first.shortage is None else "does not fit; if it fit, "
     source = "by the data sheet, " if first.rates == SOURCE else ""
-    return f"{_CODE[Execution(first.execution)]}{where}: {fit}{source}{speed_text(first.speed)}."
+    return f"{_CODE}, {Execution(first.execution).text}{where}: {fit}{source}{speed_text(first.speed)}."
 
 
 def server_chapter(server: ServeAnswer) -> Report:
-    """The report of `serve`, and how to ask for it alone."""
-    chapter, asked = server.report(), Note(f"{server.asked}. Every option named here is one of llm-perf-opt serve.")
-    return replace(chapter, title=_SERVER, answer=(), notes=(asked, *chapter.notes))
+    """The report of `serve`, with a note on how to get it alone."""
+    chapter, demand = server.report(), Note(f"{server.asked}. Options named here are options of llm-perf-opt serve.")
+    return replace(chapter, title=_SERVER, answer=(), notes=(demand, *chapter.notes))
+
+
+def advice_chapter(advice: AdviceAnswer) -> Report:
+    """The report of `advise`; the machine is told where the page has several."""
+    return replace(advice.report(), title=f"What should I change first on {advice.machine}?")
 
 
 def speed_title(predictions: Sequence[PredictionAnswer]) -> str:
     """The question, with the machine where there is but one."""
     machine = f" on {predictions[0].machine}" if len(predictions) == 1 else ""
     is_eager = predictions[0].execution == Execution.EAGER
-    return f"How fast is the code as written{machine}?" if is_eager else f"How fast are its ops{machine}, fused?"
+    return f"How fast is the traced code{machine}?" if is_eager else f"How fast are its ops{machine}, fused?"
 
 
 def speed_chapter(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]) -> Report:

@@ -22,32 +22,33 @@ from llm_perf_opt.cli.model_options import (
 )
 from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, choose_reporter, show
 from llm_perf_opt.core.errors import BrokenBudgetError, PerfOptError
+from llm_perf_opt.core.units import format_number_of
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.trace import Trace
 
-SIDE_HELP = "A trace file, a folder that holds some, or a model, which is traced first."
+SIDE_HELP = "A trace file, a folder of traces, or a model, which is traced first."
 LeftArgument = Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP, show_default=False)]
 RightArgument = Annotated[str, typer.Argument(metavar="B", help=f"The same. {MODEL_HELP}", show_default=False)]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 if any difference is unexplained.")]
-PhaseOption = Annotated[list[str] | None, typer.Option("--phase", help="Compare this phase only; may be repeated.")]
+PhaseOption = Annotated[list[str] | None, typer.Option("--phase", help="Compare only this phase. Repeatable.")]
 BudgetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--budget",
-        help="Exit 3 unless it holds for B: a limit on FLOPs, bytes, peak_memory, cache, or with --gpus bound and "
-        'time, like "prefill.flops<=+1%", "peak_memory<=20GiB", "decode.time<=12ms"; may be repeated.',
+        help="Limit for B; exit 3 if B exceeds it. On FLOPs, bytes, peak_memory, cache, or with --gpus on bound and "
+        'time, such as "prefill.flops<=+1%", "peak_memory<=20GiB", "decode.time<=12ms". Repeatable.',
     ),
 ]
 GpusOption = Annotated[
     str | None,
     typer.Option(
         metavar="GPU",
-        help="Times of both on this, such as h100-sxm or 8x h100-sxm. Default: none, and for budgets on times what "
-        "both traces were made for.",
+        help="GPU to time both on, such as h100-sxm or 8x h100-sxm. Default: no times, or for a budget on time the "
+        "device that both traces were made for.",
     ),
 ]
-RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Families of modules to list.")]
+RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Number of module families to list.")]
 
 
 @takes_workload(words=SERVER_WORDS)
@@ -115,15 +116,15 @@ def _side(
 
 def _violation(budgets: tuple[str, ...]) -> PerfOptError:
     return BrokenBudgetError(
-        f"Budgets that do not hold: {', '.join(budgets)}.",
-        why="B is beyond the limit, or a figure is not known; the tables of budgets have both sides, the notes say why",
-        fix="the table of differences starts with what changed most; or change the budget",
+        f"These budgets are not met: {', '.join(budgets)}.",
+        why="B exceeds the limit, or a figure is unknown; the tables show both sides, and the notes say why",
+        fix="look at the table of differences, which starts with the largest change; or change the budget",
     )
 
 
 def _unexplained(count: int) -> PerfOptError:
     return PerfOptError(
-        f"Unexplained differences: {count:,}.",
-        why="--strict was given, and the two traces hold no proof of a known cause for them",
-        fix="they are the first rows of the table of differences; without --strict the report stands as it is",
+        f"{format_number_of(count, 'difference')} {'has' if count == 1 else 'have'} no known cause.",
+        why="--strict was given, and nothing in the two traces proves a cause",
+        fix="see the first rows of the table of differences, or leave --strict out",
     )

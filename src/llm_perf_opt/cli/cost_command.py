@@ -1,4 +1,4 @@
-"""`llm-perf-opt cost`: what each stage costs, from several sources held side by side."""
+"""`llm-perf-opt cost`: what each stage costs, from several sources side by side."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.cost import CostAnswer
 
 SourcesOption = Annotated[
-    str | None, typer.Option(help=f"Sources, with commas: counted, {', '.join(SOURCES.names())}. Default: all of them.")
+    str | None,
+    typer.Option(help=f"Sources to use, with commas: counted, {', '.join(SOURCES.names())}. Default: all of them."),
 ]
 StrictOption = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Exit 1 if an op has no price, a difference no cause, a named source no figure, or if it left work out.",
+        help="Exit 1 if an op has no price, a difference has no cause, or a named source has no figure or left work "
+        "out.",
     ),
 ]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv, .html.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for static_compute.json, .md, .csv and .html.")]
 
 
 @takes_workload(plans=True)
@@ -95,7 +97,7 @@ def cost(
             )
     show(answer.report(), reporter, verbose=verbose)
     if out is None:
-        say("Nothing written: add --out DIR to keep the report.")
+        say("The report was not saved. To save it, add --out DIR.")
     else:
         for file in answer.save_files(out, force=force):
             say(f"Wrote {file}")
@@ -111,25 +113,29 @@ def _refuse_holes(answer: CostAnswer, must_speak: Sequence[str]) -> None:
 def _holes(answer: CostAnswer, must_speak: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """What is missing, why if there is more to say, and what to do.
 
-    Sources that nobody named may be silent, except the count itself.
+    Sources that nobody named may have no figure, except the count itself.
     """
     if answer.unpriced_ops:
         yield (
             f"{answer.unpriced_ops:,} ops have no price and are not in the totals.",
             "",
-            "see the warnings above for their names; without --strict the report stands with its holes listed",
+            "see the warnings above for their names, or leave --strict out",
         )
     for source, phase, stage, _ in answer.ledger.missing:
         if source in must_speak:
             yield (
-                f"{source} says nothing of {stage} ({phase}).",
+                f"{source} has no figures for {stage} ({phase}).",
                 "",
                 "see the warnings above for the reason, or leave it out of --sources",
             )
     if answer.flops is None:
-        yield ("The total is not known.", _why_unknown(answer), _source_to_add(answer))
+        yield ("The total is unknown.", _why_unknown(answer), _source_to_add(answer))
     for name in must_speak:
-        gaps = [f"{left_out(told)} in {told.stage} ({told.phase})" for told in answer.incomplete if told.source == name]
+        gaps = [
+            f"{left_out(stage_source)} in {stage_source.stage} ({stage_source.phase})"
+            for stage_source in answer.incomplete
+            if stage_source.source == name
+        ]
         if gaps:
             yield (
                 f"{name} left something out, or added something, in {len(gaps)} of {len(answer.stages)} stages.",
@@ -140,7 +146,7 @@ def _holes(answer: CostAnswer, must_speak: Sequence[str]) -> Iterator[tuple[str,
         yield (
             f"{len(answer.ledger.unexplained)} differences between sources have no known cause.",
             "",
-            "see the ledger above; ask fewer sources with --sources, or report the difference",
+            "see the ledger above; name fewer sources with --sources, or report the difference",
         )
 
 
@@ -155,8 +161,8 @@ def _why_unknown(answer: CostAnswer) -> str:
 
 
 def _source_to_add(answer: CostAnswer) -> str:
-    asked = {source.source for stage in answer.stages for source in stage.sources}
-    if "counted" in asked:
+    used = {source.source for stage in answer.stages for source in stage.sources}
+    if "counted" in used:
         return "see the warnings above for the stages that no source could count"
     partial = {source.source for source in answer.incomplete}
-    return f"ask a source that sees everything: --sources {','.join(('counted', *sorted(asked - partial)))}"
+    return f"add a source that sees everything: --sources {','.join(('counted', *sorted(used - partial)))}"

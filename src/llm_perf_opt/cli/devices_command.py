@@ -12,18 +12,18 @@ from llm_perf_opt.cli.output import FormatOption, JsonOption, VerboseOption, cho
 from llm_perf_opt.cli.progress import say
 
 OutOption = Annotated[
-    Path, typer.Option(metavar="FILE", help="JSON file to write; a TOML file for --devices is written beside it.")
+    Path, typer.Option(metavar="FILE", help="JSON file to write; a TOML file for --devices is written next to it.")
 ]
 
 
 def calibrate(
     out: OutOption = Path("calibration.json"),
-    torch_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    torch_device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of products, attention and convolutions.")
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Type of matmuls, attention and convolutions.")
     ] = "bfloat16",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of the CPU; torch's own choice if left out.")
+        int | None, typer.Option(min=1, help="Number of CPU threads. Default: torch's own choice.")
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Try the smallest sizes only, to see that it runs.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the files.")] = False,
@@ -31,7 +31,7 @@ def calibrate(
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Measure how fast this machine is at each kind of work: two to four minutes, best with nothing else running."""
+    """Measure how fast this machine is at each kind of work. Takes two to four minutes; run nothing else meanwhile."""
     from llm_perf_opt.api.calibration import calibrate as run_calibrate
 
     reporter = choose_reporter(format_name, json_wanted)
@@ -40,7 +40,7 @@ def calibrate(
     for file in answer.files:
         say(f"Wrote {file}")
     if answer.device is None:
-        say("Wrote no file for --devices: the smallest sizes tell no rates of this machine.")
+        say("Wrote no file for --devices: --smoke tries only the smallest sizes, which say nothing about peak rates.")
         say(f"Next: llm-perf-opt devices calibrate --out {out} --force")
     else:
         say(f"Next: llm-perf-opt devices show {answer.device.id} --devices {answer.files[1]}")
@@ -49,6 +49,7 @@ def calibrate(
 devices_app = typer.Typer(
     name="devices",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     help="List and describe devices, measure this machine, and add your own.",
 )
@@ -74,13 +75,18 @@ def list_devices(
 
 @devices_app.command("show")
 def show_device(
-    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Id or reported name.", show_default=False)],
+    device: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEVICE", help="The device's id, or the name that its driver reports.", show_default=False
+        ),
+    ],
     devices: DevicesOption = None,
     format_name: FormatOption = None,
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Print every figure of one device, its sources, and what they disagree about."""
+    """Print every figure of one device, the sources, and where they disagree."""
     from llm_perf_opt.api.devices import device as find_device
 
     reporter = choose_reporter(format_name, json_wanted)
@@ -118,7 +124,8 @@ def print_template(
 
 
 SearchOption = Annotated[
-    str | None, typer.Option("--search", metavar="WORDS", help="List the names that hold these words, such as qwen.")
+    str | None,
+    typer.Option("--search", metavar="WORDS", help="List only names that contain these words, such as qwen."),
 ]
 
 
@@ -128,7 +135,7 @@ def models(
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """List the models known by name: those with code of their own here, and a catalogue of released ones."""
+    """List the models known by name: models built into this package, and a catalogue of released models."""
     from llm_perf_opt.api.catalogue import known_models
 
     reporter = choose_reporter(format_name, json_wanted)
@@ -136,11 +143,11 @@ def models(
 
 
 def doctor(format_name: FormatOption = None, json_wanted: JsonOption = False, verbose: VerboseOption = False) -> None:
-    """Say what is installed and what is missing."""
+    """Check what is installed and what is missing."""
     from llm_perf_opt.api.catalogue import doctor as look_for_needs
 
     reporter = choose_reporter(format_name, json_wanted)
-    found = look_for_needs()
-    show(found.report(), reporter, verbose=verbose)
-    if not found.is_complete:
+    installation = look_for_needs()
+    show(installation.report(), reporter, verbose=verbose)
+    if not installation.is_complete:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`llm-perf-opt engines`: the engines whose schedulers can be replayed, and making the environment of one."""
+"""`llm-perf-opt engines`: the engines with a scheduler that replays requests, and the environment of each."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from llm_perf_opt.cli.output import put
 from llm_perf_opt.cli.progress import say
 
 FolderOption = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Where it is made. Default: the user's cache folder.")
+    Path | None, typer.Option(metavar="FOLDER", help="Where to install it. Default: the user's cache folder.")
 ]
 EngineArgument = Annotated[Literal["vllm"], typer.Argument(help="The engine: vllm.", show_default=False)]
 
 engines_app = typer.Typer(
     name="engines",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
-    help="Make the environment of an engine whose own scheduler replays requests.",
+    help="Install an engine in an environment of its own, so that its scheduler can replay requests.",
 )
 
 
 @engines_app.callback()
 def _group() -> None:
-    """Make the environment of an engine whose own scheduler replays requests."""
+    """Install an engine in an environment of its own, so that its scheduler can replay requests."""
 
 
 @engines_app.command()
 def install(engine: EngineArgument, folder: FolderOption = None) -> None:
-    """Make a virtual environment with the engine, once: 3.5 GB, about six minutes, no GPU."""
+    """Install the engine in a virtual environment, once: 3.5 GB, about six minutes, no GPU needed."""
     from llm_perf_opt.serving.vllm.environment import VARIABLE, default_folder
     from llm_perf_opt.serving.vllm.make_environment import make
 

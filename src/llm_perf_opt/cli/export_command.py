@@ -1,4 +1,4 @@
-"""`llm-perf-opt export`: static graphs of parts of a model, and a reason for every refusal."""
+"""`llm-perf-opt export`: static graphs of parts of a model, and a reason for every part that fails."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ _DEFAULTS = ExportOptions()
 
 PartOption = Annotated[
     list[str] | None,
-    typer.Option("--part", help="A part of the matrix, or the path of any module; may be repeated. All if absent."),
+    typer.Option(
+        "--part",
+        help="Part to export: a declared part or the path of any module. Repeatable. Default: all declared parts.",
+    ),
 ]
 CompileOption = Annotated[
     list[str] | None,
-    typer.Option("--compile", metavar="PART", help="Also compile this part and time it; may be repeated."),
+    typer.Option("--compile", metavar="PART", help="Also compile this part and time it. Repeatable."),
 ]
-PhaseOption = Annotated[Literal["prefill", "decode"], typer.Option(help="Which run a module path is taken from.")]
+PhaseOption = Annotated[Literal["prefill", "decode"], typer.Option(help="Phase in which a module path is called.")]
 CheckOption = Annotated[
     list[str] | None,
-    typer.Option("--check", help=f"Try only: {', '.join(CHECKS_BY_NAME)}; may be repeated. All of them if absent."),
+    typer.Option("--check", help=f"Check to run: {', '.join(CHECKS_BY_NAME)}. Repeatable. Default: all of them."),
 ]
 ModeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--compile-mode", help=f"Mode for --compile: {', '.join(COMPILE_MODES)}; may be repeated. Default: default."
+        "--compile-mode", help=f"Mode for --compile: {', '.join(COMPILE_MODES)}. Repeatable. Default: default."
     ),
 ]
 LoadWeightsOption = Annotated[
@@ -53,11 +56,11 @@ LoadWeightsOption = Annotated[
         "--load-weights",
         "--weights",
         metavar="random|none|DIR",
-        help="Put weights into .pt2 and .onnx: random, or of a folder.",
+        help="Weights to store in .pt2 and .onnx: random, or from a folder. Default: none.",
     ),
 ]
-WeightsOption = Annotated[int, typer.Option(min=0, help="MiB of weights that one part may take.")]
-RunsOption = Annotated[int, typer.Option(min=1, help="Timed runs of each kind for --compile.")]
+WeightsOption = Annotated[int, typer.Option(min=0, help="Largest weights of one part, in MiB.")]
+RunsOption = Annotated[int, typer.Option(min=1, help="Number of timed runs of each kind, for --compile.")]
 OperatorsOption = Annotated[bool, typer.Option("--operators", help="Print the operators of each graph as well.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for .pt2, .onnx, listings and the matrix.")]
 
@@ -83,7 +86,7 @@ def export(
     strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Export parts of MODEL_OR_DIR as static graphs, by default without weights; a refusal gets its reason."""
+    """Export parts of MODEL_OR_DIR as static graphs, by default without weights, and say why other parts fail."""
     from llm_perf_opt.api.export import export as run_export
 
     reporter = choose_reporter(format_name, json_wanted)

@@ -1,4 +1,4 @@
-"""`llm-perf-opt join`: a recording that someone made on their GPU, laid on the traced ops."""
+"""`llm-perf-opt join`: a recording from any GPU, matched with the traced ops."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ RecordingArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RECORDING",
-        help="A Chrome trace of torch.profiler (.json, .json.gz), or of Nsight Systems its SQLite export or the "
+        help="A Chrome trace of torch.profiler (.json, .json.gz), or from Nsight Systems the SQLite export or the "
         "cuda_gpu_trace table as CSV or JSON.",
         show_default=False,
     ),
 ]
-PhaseOption = Annotated[str | None, typer.Option(help="Which phase of the run was recorded; the prefill if absent.")]
+PhaseOption = Annotated[str | None, typer.Option(help="Phase that was recorded. Default: the prefill.")]
 StepOption = Annotated[
     str | None,
-    typer.Option(metavar="N|N-M", help="Which ProfilerStep. Default: the last; all kernels if none is marked."),
+    typer.Option(metavar="N|N-M", help="ProfilerStep to read. Default: the last; all kernels if none is marked."),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option(metavar="ID", help="Whose peaks count. Default: the device that the recording names.")
+    str | None,
+    typer.Option(metavar="ID", help="MFU and MBU refer to its peaks. Default: the device that the recording names."),
 ]
 StrictOption = Annotated[
     bool,
@@ -60,9 +61,9 @@ def join(
     verbose: VerboseOption = False,
     strict: StrictOption = False,
 ) -> None:
-    """Lay the kernels of a GPU recording on the ops of a trace: time, FLOP/s, MFU and MBU by stage, module and op.
+    """Match the kernels of a GPU recording with the ops of a trace: time, FLOP/s, MFU, MBU by stage, module and op.
 
-    The recording may come from any machine, with or without shapes, also from a CUDA graph. Needs no torch.
+    The recording may come from any machine, with or without shapes, also from a CUDA graph. No torch is needed.
     """
     from llm_perf_opt.api.tracing import load_phase
 
@@ -75,12 +76,12 @@ def join(
     else:
         write_result(out, reporter.render(answer.report()))
         say(f"Wrote {out}")
-        found = "ID" if answer.device is None else answer.device.id
-        say(f"Next: llm-perf-opt trace {shlex.quote(str(source))} --device {found}")
+        device_id = "ID" if answer.device is None else answer.device.id
+        say(f"Next: llm-perf-opt trace {shlex.quote(str(source))} --device {device_id}")
     if strict and not answer.is_complete:
         raise PerfOptError(
-            f"The recording does not fit the trace: {format_ratio(answer.attributed)} of its time is attributed.",
-            why="--strict wants 95 % of the time, 90 % of the FLOPs, and no more than 5 % of the work faster than the "
-            "device allows; the notes say which of them fails",
+            f"The recording does not match the trace: {format_ratio(answer.attributed)} of its time is attributed.",
+            why="--strict needs 95 % of the time, 90 % of the FLOPs, and no more than 5 % of the work faster than the "
+            "device allows, which needs a device: the notes say which of these fails",
             fix="trace the workload that was recorded: the same batch, lengths, attention and library version",
         )

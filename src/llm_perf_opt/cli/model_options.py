@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 MODEL_HELP = (
     f"A model by name ({', '.join(MODELS.names())}, Qwen/Qwen3-8B, ...: llm-perf-opt models) or a local Hugging Face "
-    "folder; it needs no weights in it."
+    "folder. No weights are needed."
 )
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help=MODEL_HELP, show_default=False)]
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="MODEL_OR_TRACE", help=f"{MODEL_HELP} Or a trace made earlier.", show_default=False)
+    str, typer.Argument(metavar="MODEL_OR_TRACE", help=f"{MODEL_HELP} Or a saved trace.", show_default=False)
 ]
 TraceArgument = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A trace file, or the folder of a run.", show_default=False)
@@ -36,10 +36,12 @@ TraceArgument = Annotated[
 RoutingOption = Annotated[
     str | None,
     typer.Option(
-        metavar="POLICY", help="Which experts get tokens: uniform (default), balanced, one, random:SEED, replay:FILE."
+        metavar="POLICY", help="How tokens go to experts: uniform (default), balanced, one, random:SEED, replay:FILE."
     ),
 ]
-TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code in the model folder.")]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Allow the Python code in the model folder to run.")
+]
 
 
 def _option(declared: Option, takers: Sequence[str] = (), word: str | None = None) -> Any:
@@ -57,26 +59,26 @@ DevicesOption = Annotated[
 ]
 TorchDeviceOption = Annotated[
     Literal["cuda", "cpu"] | None,
-    typer.Option(help="Device that the code sees. Default: cuda; cpu for a real run or if --device is a processor."),
+    typer.Option(help="Device that the code sees. Default: cuda; cpu for a real run or if --device is a CPU."),
 ]
 WeightsOption = Annotated[str | None, _option(_DEPLOYMENT["weights"])]
 CacheOption = Annotated[str | None, _option(_DEPLOYMENT["cache"])]
 ExecutionOption = Annotated[
     Literal["eager", "fused"],
-    typer.Option(help="Who launches kernels: PyTorch op by op, or an engine that fuses and captures them."),
+    typer.Option(help="eager: PyTorch, op by op. fused: an engine's fused kernels in CUDA graphs."),
 ]
 RatesOption = Annotated[
     Literal["tables", "data-sheet"] | None,
     typer.Option(
-        help="Where times come from: tables of measured kernels, or the device's data sheet. Default: tables where "
-        "they are installed and come near the device."
+        help="Source of the times: tables of measured kernels, or the device's data sheet. Default: tables, where they "
+        "are installed and cover the device or a similar device."
     ),
 ]
 # As people say it of a server, in verbs about one: the field of the workload -> its option.
 SERVER_WORDS: Mapping[str, str] = {"prompt_tokens": "--input", "decode_steps": "--output", "batch": "--users"}
 
 
-def in_server_words(workload: Mapping[str, Any]) -> dict[str, Any]:
+def in_server_words(workload: Mapping[str, object]) -> Mapping[str, object]:
     """The same, by the names that a verb about a server has for its options."""
     return {SERVER_WORDS.get(name, name).removeprefix("--"): value for name, value in workload.items()}
 
@@ -84,12 +86,12 @@ def in_server_words(workload: Mapping[str, Any]) -> dict[str, Any]:
 def takes_workload(
     *, without: Collection[str] = (), plans: bool = False, words: Mapping[str, str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Put the options of every model in the place of a verb's parameter `workload`, and give it those that are set.
+    """Replace a verb's parameter `workload` by the options of every model, and pass it the options that are set.
 
     The limits of work come behind the verb's own options, and hold while it runs.
 
-    With `plans` the sizes of a parallel plan come along, and whose code of the model runs. `defaults` are those in
-    which the verb differs from the others; `without` names those that it does not take; `words` spell some otherwise.
+    With `plans` the sizes of a parallel plan come along, and the choice of the model's code. `defaults` are where the
+    verb differs from the others, `without` what it does not take, `words` what it spells in another way.
     """
 
     def decorated(verb: Callable[..., None]) -> Callable[..., None]:
@@ -204,7 +206,7 @@ def takes_options(record: type[OptionRecord], name: str) -> Callable[[Callable[.
         own = inspect.signature(verb, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
-            added = [parameter_of(option, one, one.default) for option, one in declared.items()]
+            added = [parameter_of(option, declaration, declaration.default) for option, declaration in declared.items()]
             parameters += added if parameter.name == name else [parameter]
         declare(with_options, own, parameters)
         return with_options
@@ -214,17 +216,17 @@ def takes_options(record: type[OptionRecord], name: str) -> Callable[[Callable[.
 
 def read_prices(text: str) -> dict[str, float]:
     """Device id -> price of an hour."""
-    found = {}
-    for one in text.split(","):
-        name, _, price = one.strip().partition("=")
+    prices = {}
+    for entry in text.split(","):
+        name, _, price = entry.strip().partition("=")
         try:
-            found[name] = float(price)
+            prices[name] = float(price)
         except ValueError:
-            found[name] = -1.0
-        if not name or not 0 <= found[name] < 1e6:
+            prices[name] = -1.0
+        if not name or not 0 <= prices[name] < 1e6:
             raise UsageError(
-                f"{one[:60]!r} is no price.",
-                why="it is a device and a number from 0 on",
+                f"{entry[:60]!r} is not a price.",
+                why="a price is a device's id and a number, 0 or more",
                 fix="write --price h100-sxm=2.5",
             )
-    return found
+    return prices

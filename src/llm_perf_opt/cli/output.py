@@ -1,7 +1,7 @@
 """What the command prints and how it ends: every error becomes a message and an exit code.
 
-0: fine. 1: something failed. 2: wrong usage. 3: a budget is broken. 130: Ctrl-C. 141: whoever read the output closed
-it, as with `| head`.
+0: success. 1: something failed. 2: wrong usage. 3: a budget or an SLO is not met. 130: Ctrl-C. 141: the reader of the
+output closed it, as with `| head`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Annotated, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from llm_perf_opt.cli.progress import message_of, say
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.protocols import FitsOneScreen, Reporter
-from llm_perf_opt.core.report import Report
-from llm_perf_opt.core.work_limits import out_of_memory
+
+if TYPE_CHECKING:
+    from llm_perf_opt.core.protocols import Reporter
+    from llm_perf_opt.core.report import Report
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells have it
-_LOADED_LATE = ("torch", "numpy", "PIL")  # dependencies that only some verbs import, and only when they run
+_LOADED_LATE = ("torch", "transformers", "numpy", "PIL")  # packages that only some verbs import, when they run
 
 
 @contextmanager
@@ -53,6 +53,8 @@ def exit_codes() -> Iterator[None]:
     except UnicodeEncodeError as error:
         _leave(_half_a_character(error))
     except MemoryError as error:
+        from llm_perf_opt.core.work_limits import out_of_memory
+
         reached = out_of_memory(error, "the command stopped here")
         assert reached is not None
         _leave(reached)
@@ -71,7 +73,7 @@ def put(text: str) -> None:
         raise PerfOptError(
             "Cannot write the result to stdout.",
             why=error.strerror or type(error).__name__,
-            fix="make room where it is written to, or write it elsewhere",
+            fix="free space on that disk, or write it elsewhere",
         ) from error
 
 
@@ -101,7 +103,7 @@ def _from_the_system(error: OSError) -> PerfOptError:
     return PerfOptError(
         "The operating system refused." if place is None else f"The operating system refused {place!r}.",
         why=error.strerror or f"{type(error).__name__}: {error}",
-        fix="check the name" if is_too_long else "check the path, its permissions, and the room on the disk",
+        fix="check the name" if is_too_long else "check the path, its permissions, and the free space on the disk",
         exit_code=2 if is_too_long else 1,
     )
 
@@ -110,24 +112,28 @@ def _half_a_character(error: UnicodeEncodeError) -> PerfOptError:
     """A name that typer hands to the operating system before any verb sees it."""
     return PerfOptError(
         f"{error.object[:200]!r} cannot be written or found.",
-        why=f"it holds half a character, {error.object[error.start : error.end]!r}",
+        why=f"it contains half a character, {error.object[error.start : error.end]!r}",
         fix="check the name",
         exit_code=2,
     )
 
 
 def _missing_module(name: str) -> PerfOptError:
+    from llm_perf_opt.core.missing_packages import RUNS_MODELS, cannot_run
+
+    if name in RUNS_MODELS:
+        return cannot_run(name)
     return PerfOptError(
         f"{name} is not installed.",
-        why="running a model needs it; reading a trace does not",
-        fix="llm-perf-opt doctor shows what is missing and the command that brings it",
+        why="llm-perf-opt depends on it",
+        fix="run llm-perf-opt doctor: it shows what is missing and how to install it",
     )
 
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 ForceFileOption = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 ReportFileOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write it there; the suffix is the format.")
+    Path | None, typer.Option(metavar="FILE", help="File for the report; the suffix is the format.")
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit 1 if an op has no price or a difference has no cause.")
@@ -140,7 +146,7 @@ VerboseOption = Annotated[
 
 
 def choose_reporter(format_name: str | None, json_wanted: bool, out: Path | None = None) -> Reporter:
-    """The format asked for, or that of the file; called before the work starts, so that a wrong name costs nothing."""
+    """The format by name or by the file's suffix; called before the work starts, so a wrong name costs nothing."""
     name = asked_format(format_name, json_wanted)
     if not name and out is not None:
         from llm_perf_opt.api.answer import report_format_of
@@ -163,6 +169,7 @@ def asked_format(format_name: str | None, json_wanted: bool) -> str | None:
 def reserve_page(out: Path | None, *, force: bool) -> None:
     """Refuse, before any work, a suffix that is no format and a file that is there already."""
     from llm_perf_opt.api.answer import report_format_of
+    from llm_perf_opt.core.output_files import free_file
 
     if out is not None:
         report_format_of(out)
@@ -176,6 +183,8 @@ def model_prints_apart() -> AbstractContextManager[object]:
 
 def show(report: Report, reporter: Reporter, *, verbose: bool) -> None:
     """Print the result: the whole of it, or in a format for a terminal one screen."""
+    from llm_perf_opt.core.protocols import FitsOneScreen
+
     if isinstance(reporter, FitsOneScreen) and not verbose:
         put(reporter.one_screen(report))
     else:

@@ -28,20 +28,36 @@ if TYPE_CHECKING:
     from llm_perf_opt.cli.profile_config import ConfiguredRun
     from llm_perf_opt.measurements.profile.run_folder import Sweep
 
-_OVERRIDES_HELP = "Model, choices and values, like deepseek-ocr-tiny workload.image=page.png run.repeats=5."
+_OVERRIDES_HELP = "Model and settings, such as deepseek-ocr-tiny workload.image=page.png run.repeats=5."
 OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[MODEL] KEY=VALUE", help=_OVERRIDES_HELP, show_default=False)
 ]
 MultirunOption = Annotated[
-    bool, typer.Option("--multirun", "-m", help="One run for every combination of values that are lists: a=1,2.")
+    bool, typer.Option("--multirun", "-m", help="Run every combination of the values in lists: a=1,2.")
 ]
 ShowOption = Annotated[bool, typer.Option("--show-config", help="Print the configuration as YAML and run nothing.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Clear a run.folder that holds another run.")]
+ImageOption = Annotated[
+    str | None, typer.Option(metavar="FILE|WxH", help="Page to run; short for workload.image=.", show_default=False)
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Device to run on, by its id in `devices`; a GPU needs CUDA or ROCm."),
+]
+JoinOption = Annotated[
+    bool,
+    typer.Option(
+        "--join", help="Match the profile with the traced ops and a prediction; uses nsys and ncu if installed."
+    ),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Empty a run.folder that has another run in it.")]
 
 
 @takes_limits
 def profile(
     overrides: OverridesArgument = None,
+    image: ImageOption = None,
+    device: DeviceOption = None,
+    join: JoinOption = False,
     multirun: MultirunOption = False,
     show_config: ShowOption = False,
     force: ForceOption = False,
@@ -49,16 +65,16 @@ def profile(
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Run a model for real, time every stage, and compare it with the device."""
+    """Run a model for real, time every stage, and compare the times with the device's peaks."""
     from llm_perf_opt.cli import profile_config
     from llm_perf_opt.measurements.profile.run_folder import read_sweep
 
     reporter = choose_reporter(format_name, json_wanted)
-    words = list(overrides or ())
+    words = [*(overrides or ()), *_as_overrides(image, device, join)]
     if show_config:
         put(visible_lines(profile_config.show_config(words)))
         if not any(word.startswith(f"{profile_config.FOLDER_KEY}=") for word in words):
-            say(f"Each run makes a new folder of its date and time; {profile_config.FOLDER_KEY}=DIR chooses one.")
+            say(f"Each run makes a new folder named by date and time; {profile_config.FOLDER_KEY}=DIR sets another.")
         return
     if multirun:
         folder, runs = profile_config.sweep_configured(words, partial(_run, force=force))
@@ -70,6 +86,17 @@ def profile(
     profile_config.run_configured(words, lambda run: done.append(_run(run, force=force)))
     show(done[0].report(), reporter, verbose=verbose)
     _close(done[0])
+
+
+def _as_overrides(image: str | None, device: str | None, join: bool) -> list[str]:
+    """The options in the words of the configuration."""
+    from llm_perf_opt.cli.profile_config import quoted
+    from llm_perf_opt.core.hardware import find_device
+
+    words = [] if image is None else [f"workload.image={quoted(image)}"]
+    if device is not None:
+        words += [f"device.name={quoted(device)}", f"device.torch={find_device(device).torch_device or 'cuda'}"]
+    return [*words, *(("profiler.join=true", "profiler.nsight=installed") if join else ())]
 
 
 def _run(run: ConfiguredRun, *, force: bool) -> ProfileAnswer:
@@ -89,9 +116,9 @@ def _close(run: ProfileAnswer) -> None:
     say(f"Next: open {shlex.quote(str(page))}")
     if run.failures:
         raise PerfOptError(
-            f"{' and '.join(run.failures)} failed; the times stand.",
+            f"{' and '.join(run.failures)} failed; the measured times are valid.",
             why="; ".join(run.failures.values()),
-            fix="mend the cause and give the same command again: finished pages are not measured again",
+            fix="fix the cause and run the same command again: finished pages are not measured again",
         )
 
 
@@ -105,5 +132,5 @@ def _close_sweep(folder: Path, sweep: Sweep) -> None:
             f"{len(sweep.failures)} of {len(sweep.runs)} runs failed.",
             why=f"the first of them: {sweep.failures[0]}",
             fix=f"see {FAILURE_FILE} in their folders; the same command with run.folder={shlex.quote(str(folder))} "
-            "measures only what is not finished",
+            "measures only the unfinished runs",
         )

@@ -110,10 +110,10 @@ def _with_model(words: Sequence[str]) -> list[str]:
     if set(chosen[-1].split(",")) <= files:
         return list(overrides)
     others = [word for word in overrides if not word.startswith("model=")]
-    return ["model=named", f"model.name={','.join(map(_quoted, chosen[-1].split(',')))}", *others]
+    return ["model=named", f"model.name={','.join(map(quoted, chosen[-1].split(',')))}", *others]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A path as Hydra's grammar takes it."""
     return name if re.fullmatch(r"[\w./+@%~-]+", name) else "'" + name.replace("'", "\\'") + "'"
 
@@ -211,10 +211,10 @@ def _as_usage_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        told = [line.strip() for line in str(error).splitlines() if line.strip()][:4]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()][:4]
         cause = str(error.__cause__ or "").partition("\n")[0]
         raise UsageError(
             "The configuration cannot be made.",
-            why="; ".join([*told, *([cause] if cause else [])])[:500],
+            why="; ".join([*lines, *([cause] if cause else [])])[:500],
             fix="llm-perf-opt profile --show-config prints every group and value there is",
         ) from error

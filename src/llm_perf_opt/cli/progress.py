@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.plain_text import visible, visible_lines
-from llm_perf_opt.core.run_lock import current_work
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.profile import Progress
@@ -60,9 +59,11 @@ def signs_of_life(verb: str) -> Iterator[None]:
             silent = now - _SAID.at
             if _BARS or silent < _FIRST_SIGN_S or (told_at > _SAID.at and now - told_at < _NEXT_SIGN_S):
                 continue
+            from llm_perf_opt.core.run_lock import current_work
+
             told_at = now
             doing = current_work() or _SAID.text.strip().rstrip(" .")
-            _print(f"  still at it after {silent:.0f} s: {visible(doing)}")
+            _print(f"  still running ({silent:.0f} s): {visible(doing)}")
 
     thread = threading.Thread(target=watch, name="llm-perf-opt signs of life", daemon=True)
     thread.start()
@@ -117,7 +118,7 @@ _BARS: list[object] = []  # the bar on the screen, which is a sign of life itsel
 
 
 class ProgressBar:
-    """Pages as steps; the stage that runs now stands beside the bar, redrawn a few times a second by another thread."""
+    """Pages as steps; the stage that runs now is next to the bar, redrawn a few times a second by another thread."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar

@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
 
@@ -42,23 +42,24 @@ if TYPE_CHECKING:
 
 SourcesArgument = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL_OR_TRACE...", help=f"{MODEL_HELP} Or traces made earlier.", show_default=False),
+    typer.Argument(metavar="MODEL_OR_TRACE...", help=f"{MODEL_HELP} Or saved traces.", show_default=False),
 ]
 TimesOption = Annotated[
-    list[Path] | None, typer.Option(metavar="TRACE", help="Traces that measured time, to put on the costs.")
+    list[Path] | None,
+    typer.Option(metavar="TRACE", help="Traces of real runs, to show measured times next to the costs."),
 ]
-ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try what exports; takes a minute more.")]
+ExportsOption = Annotated[bool, typer.Option("--exports", help="Also try which parts export; takes another minute.")]
 SweepOption = Annotated[
-    bool, typer.Option("--sweep", help="Also over batch 1..64 and context 1k..8k; takes a minute more.")
+    bool, typer.Option("--sweep", help="Also sweep batch 1..64 and context 1k..8k; takes another minute.")
 ]
 GpusOption = Annotated[
     str | None,
-    typer.Option(metavar="GPU,...", help='Times on these: h100-sxm, "8x h100-sxm"; several: l4,h100-sxm, or all.'),
+    typer.Option(metavar="GPU,...", help='GPUs to time it on: h100-sxm, "8x h100-sxm"; several: l4,h100-sxm; or all.'),
 ]
 OutputOption = Annotated[
     int | None,
     typer.Option(
-        "--output", min=1, help="Tokens of an answer, for the figures of a server; the trace decodes one. Default: 500."
+        "--output", min=1, help="Tokens of an answer, for the server's figures; the trace decodes one. Default: 500."
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
@@ -86,26 +87,29 @@ def report(
     verbose: VerboseOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Write one report of MODEL_OR_TRACE: what runs, what it costs, does it fit and, with --gpus, how fast it is.
+    """Write one report on MODEL_OR_TRACE: what runs, what it costs, whether it fits and, with --gpus, how fast it is.
 
-    With --gpus it begins with what a server reaches, as llm-perf-opt serve says it.
+    With --gpus it begins with what a server reaches, as in llm-perf-opt serve.
 
-    Of traces made earlier, without --out and --gpus, it prints the per-stage tables alone; that needs no torch.
+    For saved traces, without --out and --gpus, it prints only the tables per stage; no torch is needed.
     """
     reporter = choose_reporter(format_name, json_wanted, out)
     _refuse_overwriting(out, force=force, open_page=open_page)
     formats, longer = {"weights": weights, "cache": cache}, {"exports": exports, "sweep": sweep}
     if gpus is None and (execution != "eager" or output is not None):
         raise UsageError(
-            f"{'--output' if output else '--execution'} needs --gpus.", why="it is about times", fix="add --gpus ID"
+            f"{'--output' if output else '--execution'} needs --gpus.",
+            why="it has an effect on times only",
+            fix="add --gpus ID",
         )
     refuse_decode_steps(output or 1)
     if devices is None and _is_for_tables(sources, out, gpus):
         answer: StagesAnswer | WholeReport = _stages(sources, times or (), workload, formats, longer)
     else:
-        machine: dict[str, Any] = {"device": gpus, "devices_file": devices, "execution": execution}
-        machine |= {} if output is None else {"output": output}
-        answer = _whole(_one(sources, times), workload, formats, machine, longer, trust_remote_code)
+        machine = _Machine(device=gpus, devices_file=devices, execution=execution)
+        if output is not None:
+            machine["output"] = output
+        answer = _whole(_single_source(sources, times), workload, formats, machine, longer, trust_remote_code)
     if out is None:
         is_short = isinstance(reporter, FitsOneScreen) and not verbose
         show(answer.summary() if is_short else answer.report(), reporter, verbose=verbose)
@@ -136,30 +140,38 @@ def _stages(
     return load(sources, **formats).stages(load(times) if times else None)
 
 
-def _one(sources: Sequence[str], times: Sequence[Path] | None) -> str:
+def _single_source(sources: Sequence[str], times: Sequence[Path] | None) -> str:
     if len(sources) != 1 or times:
         raise UsageError(
             "One report is made of one model or one folder of traces.",
             why="several traces and --times are for the tables alone",
-            fix="leave --out and --gpus away, or name one model",
+            fix="leave --out and --gpus out, or name one model",
         )
     return sources[0]
+
+
+class _Machine(TypedDict):
+    """The devices, the file they are looked up in, who launches kernels, and the tokens of an answer."""
+
+    device: str | None
+    devices_file: Path | None
+    execution: str
+    output: NotRequired[int]
 
 
 def _whole(
     model: str,
     workload: Mapping[str, Any],
     formats: Mapping[str, str | None],
-    machine: Mapping[str, Any],
+    machine: _Machine,
     longer: Mapping[str, bool],
     trust_remote_code: bool,
 ) -> StagesAnswer | WholeReport:
-    """`machine`: the devices, the file they are looked up in, who launches kernels, and the tokens of an answer."""
     from llm_perf_opt.api.whole_report import find_report_devices
     from llm_perf_opt.core.hardware.links import device_of
     from llm_perf_opt.tracing.trace_files import is_trace, refuse_options
 
-    found = find_report_devices(machine["device"], machine["devices_file"])
+    machines = find_report_devices(machine["device"], machine["devices_file"])
     if is_trace(model):
         refuse_options(in_server_words(workload), **longer, output=machine.get("output"))
     traced = trace_or_load(
@@ -167,7 +179,7 @@ def _whole(
         workload,
         weights=formats["weights"],
         cache=formats["cache"],
-        torch_device=device_of(found[0]).torch_device if found else None,
+        torch_device=device_of(machines[0]).torch_device if machines else None,
         keep_partial=True,
         trust_remote_code=trust_remote_code,
     )
@@ -177,6 +189,6 @@ def _whole(
 
 def _refuse_overwriting(out: Path | None, *, force: bool, open_page: bool) -> None:
     if open_page and out is None:
-        raise UsageError("There is no page to open.", why="nothing is written", fix="add --out report.html")
+        raise UsageError("There is no page to open.", why="no file is written", fix="add --out report.html")
     if out is not None:
         free_file(out, force=force)

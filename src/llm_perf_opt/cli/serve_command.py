@@ -45,56 +45,62 @@ _OF_REQUESTS = ("batch", "decode_steps", "new_tokens", "prompt_tokens", "image",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandOptions(OptionRecord):
-    """What is asked of a fleet, and what of its plan is fixed."""
+    """The demand on a fleet, and the part of its plan that is fixed."""
 
     taken_by: ClassVar[str] = "A fleet"
 
-    input: str | None = option(None, metavar="TOKENS", help="Prompt: 4000, uniform(100,900), lognormal(800,0.8).")
-    output: str = option(str(ANSWER_TOKENS), metavar="TOKENS", help="Answer, in the same words.")
-    users: int | None = option(None, at_least=1, help="Users at once; each asks again when it has its answer.")
-    rate: str | None = option(None, metavar="RATE", help="Requests that come by themselves: 20/s, 90/min.")
+    input: str | None = option(
+        None, metavar="TOKENS", help="Prompt length: 4000, uniform(100,900), lognormal(800,0.8)."
+    )
+    output: str = option(str(ANSWER_TOKENS), metavar="TOKENS", help="Answer length, in the same form.")
+    users: int | None = option(
+        None, at_least=1, help="Concurrent users; each sends the next request when its answer is complete."
+    )
+    rate: str | None = option(None, metavar="RATE", help="Arrival rate of requests: 20/s, 90/min.")
     slo: str | None = option(
-        None, metavar="LIMITS", help="ttft=2s,tpot=40ms of 99 in 100 requests; p95,e2e=30s for another share."
+        None, metavar="LIMITS", help="ttft=2s,tpot=40ms for 99 % of requests; p95,e2e=30s for another share."
     )
     weights: str | None = option(None, metavar="FORMAT", help=_FORMATS["weights"].help)
     cache: str | None = option(None, metavar="FORMAT", help=_FORMATS["cache"].help)
     page: str | None = option(None, metavar="SIZE", help="A page to read in each request: A4@150dpi, 1240x1754.")
-    pages: int | None = option(None, at_least=1, help="Pages to read in all, --within a time.")
+    pages: int | None = option(None, at_least=1, help="Number of pages to read, --within a time.")
     within: str | None = option(None, metavar="TIME", help="The deadline of --pages: 72h.")
     price: str | None = option(
-        None, metavar="GPU=PRICE,...", help="Of a GPU hour: h100-sxm=2.5. Default: the list prices that ship."
+        None,
+        metavar="GPU=PRICE,...",
+        help="Price of a GPU hour: h100-sxm=2.5. Default: the list prices in the package.",
     )
-    engine: str = option("vllm", metavar="ENGINE,...", help="vllm, sglang, trtllm, or several.")
+    engine: str = option("vllm", metavar="ENGINE,...", help="Serving engine: vllm, sglang, trtllm, or several.")
     traffic: str | None = option(
         None,
         metavar="TRAFFIC",
-        help='In place of --input and --users: "20/s cv=2 prompt=lognormal(800,0.8) output=200 for 600s", a TOML file '
-        "of the same, or a recorded run. Needs vLLM.",
+        help='Requests to replay, in place of --input and --users: "20/s cv=2 prompt=lognormal(800,0.8) output=200 for '
+        '600s", a TOML file of the same, or a recorded run. Needs vLLM.',
     )
-    replay: bool = option(False, help="The best fleets also through vLLM's own scheduler. Needs vLLM.")
-    engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenising and clients.")
-    max_gpus: int = option(512, at_least=1, help="The largest fleet that is searched.")
-    tp: int | None = option(None, at_least=1, help="Ranks that share each matrix. Default: all are tried.")
-    ep: int | None = option(None, at_least=1, help="Ranks that share the experts: 1, or tp x attention-dp.")
-    pp: int | None = option(None, at_least=1, help="Stages that share the layers. Default: where needed.")
+    replay: bool = option(False, help="Also replay the best fleets through vLLM's own scheduler. Needs vLLM.")
+    engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenizing and clients.")
+    max_gpus: int = option(512, at_least=1, help="Largest fleet to consider.")
+    tp: int | None = option(None, at_least=1, help="Tensor-parallel ranks. Default: all sizes are tried.")
+    ep: int | None = option(None, at_least=1, help="Expert-parallel ranks: 1, or tp x attention-dp.")
+    pp: int | None = option(None, at_least=1, help="Pipeline stages. Default: 1, or more where needed.")
     attention_dp: int | None = option(
-        None, at_least=1, help="Groups of --tp ranks that share the experts of a replica."
+        None, at_least=1, help="Data-parallel attention: groups of --tp ranks in a replica that share its experts."
     )
     replicas: int | None = option(
-        None, at_least=1, help="With --traffic: engines that share the requests. Default: as many as there is room for."
+        None, at_least=1, help="With --traffic: engines that share the requests. Default: as many as the GPUs hold."
     )
     max_sequences: str | None = option(
-        None, metavar="N,...", help="max_num_seqs, or several. Default: the engine's own."
+        None, metavar="N,...", help="max_num_seqs, or several values. Default: the engine's own."
     )
     max_batched_tokens: str | None = option(
-        None, metavar="N,...", help="max_num_batched_tokens, or several. Default: the engine's own."
+        None, metavar="N,...", help="max_num_batched_tokens, or several values. Default: the engine's own."
     )
 
     measured: str | None = option(
         None,
         metavar="FILE,...",
-        help="With --traffic: a server of this plan, shown beside: results of a load generator, /metrics, vLLM's log "
-        "of iterations.",
+        help="With --traffic: results of a real server with this plan, to show next to the replay: a load generator, "
+        "/metrics, or vLLM's log of iterations.",
     )
     chrome_trace: str | None = option(
         None, metavar="FILE", help="With --traffic: write the replay for Perfetto: steps, requests, counters."
@@ -109,36 +115,41 @@ class DemandOptions(OptionRecord):
         option_name = f"--{wrong.replace('_', '-')}"
         if self.traffic is None:
             raise UsageError(
-                f"{option_name} is about requests that are replayed.",
-                why="--traffic is not given",
+                f"{option_name} needs --traffic.",
+                why="it is about requests that are replayed",
                 fix='add --traffic "20/s prompt=800 output=200 for 600s", or leave the option out',
             )
         raise UsageError(
-            f"{option_name} and --traffic are two demands."
+            f"{option_name} and --traffic exclude each other."
             if wrong in _IN_TRAFFIC
-            else f"{option_name} has no use with --traffic.",
-            why="the traffic says which requests come, and vLLM's own scheduler runs them on the GPUs that are named",
+            else f"{option_name} has no effect with --traffic.",
+            why="the traffic says which requests arrive, and vLLM's own scheduler runs them on the named GPUs",
             fix=f"leave {option_name} out",
         )
 
-    def asked(self) -> dict[str, Any]:
-        """What `lpo.serve` takes; with traffic what `lpo.capacity` takes beside it."""
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of `lpo.serve`; with traffic, of `lpo.capacity`."""
         given = {
             name: value for name, value in self.changed().items() if name not in ("price", "traffic", "chrome_trace")
         }
         if self.measured is not None:
-            given["measured"] = [one.strip() for one in self.measured.split(",")]
+            given["measured"] = [file.strip() for file in self.measured.split(",")]
         return given if self.price is None else {**given, "prices": read_prices(self.price)}
 
 
 GpusOption = Annotated[
-    str, typer.Option(metavar="GPU,...", help="GPUs to choose from: l4,h100-sxm, all; or a number: 2x a100-sxm-80g.")
+    str,
+    typer.Option(
+        metavar="GPU,...", help="GPUs to choose from: l4,h100-sxm or all; or a fixed number: 2x a100-sxm-80g."
+    ),
 ]
 WriteOption = Annotated[
     Path | None,
-    typer.Option("--write", metavar="FOLDER", help="Write what starts the best fleet: command, Compose, Kubernetes."),
+    typer.Option(
+        "--write", metavar="FOLDER", help="Write files that start the best fleet: command, Compose, Kubernetes."
+    ),
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there; .html has the chart.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="File for the report; .html has the chart.")]
 
 
 @takes_workload(without=_OF_REQUESTS)
@@ -159,37 +170,41 @@ def serve(
     *,
     workload: Mapping[str, Any],
 ) -> None:
-    """Which GPU, how many and which plan serve MODEL_OR_DIR: TTFT, TPOT, throughput and cost, the best first.
+    """Find the GPU, how many of them, and the plan to serve MODEL_OR_DIR: TTFT, TPOT, throughput and cost, best first.
 
-    The number of GPUs is searched: every plan that fits, by its steady state, sized for --users, --rate or --pages.
-    With --traffic these very requests go through vLLM's own scheduler. Exit code 3: an --slo is broken.
+    Every plan that fits is tried, in its steady state, with as many GPUs as --users, --rate or --pages need. With
+    --traffic vLLM's own scheduler replays those requests. The exit code is 3 if no fleet meets the --slo.
     """
     reporter = choose_reporter(format_name, json_wanted)
     reserve_page(out, force=force)
     files = _Files(out=out, write=write, chrome_trace=demand.chrome_trace, force=force)
     files.refuse()
-    asked: dict[str, Any] = {"devices_file": devices_file, "routing": routing}
-    asked |= {"trust_remote_code": trust_remote_code, **demand.asked(), **workload}
+    arguments = {**demand.arguments(), **workload, "routing": routing, "trust_remote_code": trust_remote_code}
     with model_prints_apart(), few_lines_per_trace():
-        answer = _answer(model, gpus, demand.traffic, asked)
+        answer = _answer(model, gpus, demand.traffic, devices_file, arguments)
     files.save(answer)
     if out is None:
         show(answer.report(), reporter, verbose=verbose)
         say(f"Next: add {files.next_text(answer)}.")
     if demand.slo is not None and not answer.keeps_limits:
         raise BrokenBudgetError(
-            f"No fleet keeps {demand.slo}.",
-            why="the tables say which limit each of them breaks",
+            f"No fleet meets {demand.slo}.",
+            why="the tables say which limit each fleet exceeds",
             fix="name other GPUs, allow more with --max-gpus, or loosen --slo",
         )
 
 
-def _answer(model: str, gpus: str, traffic: str | None, asked: Mapping[str, Any]) -> ServeAnswer | CapacityAnswer:
+def _answer(
+    model: str, gpus: str, traffic: str | None, devices_file: Path | None, arguments: Mapping[str, Any]
+) -> ServeAnswer | CapacityAnswer:
     """By steady states, or by a replay of the traffic."""
-    from llm_perf_opt.api.capacity import capacity
-    from llm_perf_opt.api.serve import serve as size_fleets
+    if traffic is None:
+        from llm_perf_opt.api.serve import serve as size_fleets
 
-    return size_fleets(model, gpus, **asked) if traffic is None else capacity(model, gpus, traffic, **asked)
+        return size_fleets(model, gpus, devices_file=devices_file, **arguments)
+    from llm_perf_opt.api.capacity import capacity
+
+    return capacity(model, gpus, traffic, devices_file=devices_file, **arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,34 +218,32 @@ class _Files:
 
     def refuse(self) -> None:
         """Refuse what is there already before any work."""
-        from llm_perf_opt.serving.deployment_files import SCRIPT
+        if self.write is not None:
+            from llm_perf_opt.serving.deployment_files import SCRIPT
 
-        for file in (
-            None if self.write is None else self.write / SCRIPT,
-            None if self.chrome_trace is None else Path(self.chrome_trace),
-        ):
-            if file is not None:
-                free_file(file, force=self.force)
+            free_file(self.write / SCRIPT, force=self.force)
+        if self.chrome_trace is not None:
+            free_file(Path(self.chrome_trace), force=self.force)
 
     def save(self, answer: ServeAnswer | CapacityAnswer) -> None:
         """Write what was asked for, and say so."""
-        from llm_perf_opt.api.capacity import CapacityAnswer
+        from llm_perf_opt.api.serve import ServeAnswer
 
-        if isinstance(answer, CapacityAnswer):
-            if self.chrome_trace is not None:
-                written = answer.save_chrome_trace(self.chrome_trace, force=self.force)
-                say(f"Wrote {written}; open it at https://ui.perfetto.dev")
-        elif self.write is not None:
-            for path in answer.save_deployment(self.write, force=self.force):
-                say(f"Wrote {path}")
+        if isinstance(answer, ServeAnswer):
+            if self.write is not None:
+                for path in answer.save_deployment(self.write, force=self.force):
+                    say(f"Wrote {path}")
+        elif self.chrome_trace is not None:
+            written = answer.save_chrome_trace(self.chrome_trace, force=self.force)
+            say(f"Wrote {written}; open it at https://ui.perfetto.dev")
         if self.out is not None:
             say(f"Wrote {answer.save(self.out, force=self.force)}")
 
     def next_text(self, answer: ServeAnswer | CapacityAnswer) -> str:
         """What else could be written."""
-        from llm_perf_opt.api.capacity import CapacityAnswer
+        from llm_perf_opt.api.serve import ServeAnswer
 
-        if isinstance(answer, CapacityAnswer):
+        if not isinstance(answer, ServeAnswer):
             return "--out capacity.html for the charts, --chrome-trace replay.json for Perfetto"
         starts = (
             "" if self.write is not None or answer.best is None else "--write deploy/ for the files that start it, "

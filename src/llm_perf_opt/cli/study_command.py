@@ -1,4 +1,4 @@
-"""`study`: a declared grid of models, plans, formats and devices, computed into Parquet; `ask`: questions to it."""
+"""`study`: a declared grid of models, plans, formats and devices, computed into Parquet; `ask` queries it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,25 @@ from llm_perf_opt.core.output_files import free_file
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study: a YAML file.", show_default=False)]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="In place of what the file says.", show_default=False),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those in the file.", show_default=False),
 ]
 OutOption = Annotated[
-    str, typer.Option("--out", metavar="PLACE", help="Folder or address for the results; kept points are not computed.")
+    str,
+    typer.Option("--out", metavar="PLACE", help="Folder or address for the results. Points in it are not repeated."),
 ]
-EngineOption = Annotated[str, typer.Option(help="local: processes of this machine. ray: extra `ray`.")]
-AddressOption = Annotated[str | None, typer.Option(help="Of a Ray cluster, or auto. Default: a Ray of this machine.")]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Processes. Default: as cores and memory allow.")]
+EngineOption = Annotated[
+    str, typer.Option(help="Where to compute: local, in processes of this machine; or ray (extra `ray`).")
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Address of a Ray cluster, or auto. Default: Ray on this machine.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes. Default: as cores and memory allow.")
+]
 MemoryOption = Annotated[
-    float | None, typer.Option(min=0.1, metavar="GIB", help="What one task may take. Default: 2 GiB.")
+    float | None, typer.Option(min=0.1, metavar="GIB", help="Memory that one task may take. Default: 2 GiB.")
 ]
-RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Compute points again that failed.")]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Compute failed points again.")]
 _LINE_EVERY_S = 10.0
 
 
@@ -57,9 +64,9 @@ def study(
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Compute a grid of models, plans, formats and devices into Parquet; ask answers from it.
+    """Compute a grid of models, plans, formats and devices into Parquet files, which llm-perf-opt ask queries.
 
-    A killed study goes on where it stopped. One question of one model needs no study: see sweep and serve.
+    A killed study resumes where it stopped. For one question about one model use sweep or serve.
     """
     from llm_perf_opt.api.study import study as run_study
 
@@ -78,12 +85,12 @@ def study(
             progress=progress,
         )
     show(answer.report(), reporter, verbose=verbose)
-    say(f"Wrote {answer.points:,} points below {answer.folder}")
+    say(f"Wrote {answer.points:,} points to {answer.folder}")
     say(f'Next: llm-perf-opt ask {answer.folder} "cheapest plan under 50 ms TPOT"')
 
 
 class _Lines:
-    """Progress where stderr is no terminal: a line every few seconds."""
+    """Progress where stderr is not a terminal: a line every few seconds."""
 
     def __init__(self) -> None:
         self.points = self.done = self.failed = self.kept = 0
@@ -92,7 +99,7 @@ class _Lines:
     def begin(self, points: int, done: int) -> None:
         """How many there are, and how many are there already."""
         self.points, self.done, self.kept = points, done, done
-        say(f"{points:,} points, {done:,} of them computed before")
+        say(f"{points:,} points, {done:,} of them already computed")
 
     def advance(self, points: int, failed: int) -> None:
         """A task is finished."""
@@ -145,15 +152,22 @@ def study_bar() -> Iterator[_Lines | _Bar]:
         yield _Bar(bar)
 
 
-ResultsArgument = Annotated[str, typer.Argument(metavar="RESULTS", help="Where a study wrote to.", show_default=False)]
-QuestionArgument = Annotated[
-    str | None, typer.Argument(metavar="[QUESTION]", help='As "cheapest plan under 50 ms TPOT".', show_default=False)
+ResultsArgument = Annotated[
+    str, typer.Argument(metavar="RESULTS", help="Folder or address with the results of a study.", show_default=False)
 ]
-SqlOption = Annotated[str | None, typer.Option(metavar="QUERY", help="Any select on the table `points` instead.")]
-SecondsOption = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long --sql may take.")]
-StudyOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which of several studies. Default: all.")]
+QuestionArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[QUESTION]", help='A question such as "cheapest plan under 50 ms TPOT".', show_default=False
+    ),
+]
+SqlOption = Annotated[
+    str | None, typer.Option(metavar="QUERY", help="A SELECT on the table `points`, instead of a question.")
+]
+SecondsOption = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit of --sql.")]
+StudyOption = Annotated[str | None, typer.Option(metavar="NAME", help="Study to query, of several. Default: all.")]
 PageOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a page with the frontier, costs, filters and tables.")
+    Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the frontier, costs, filters and tables.")
 ]
 
 
@@ -170,7 +184,7 @@ def ask(
     json_wanted: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Answer a question from the results of studies: a named one, or SQL on the Parquet files in place."""
+    """Answer a question from the results of studies: a named question, or SQL on the Parquet files."""
     from llm_perf_opt.api.ask import ask as ask_results
 
     reporter = choose_reporter(format_name, json_wanted)

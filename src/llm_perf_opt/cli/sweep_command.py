@@ -41,21 +41,23 @@ SweptArgument = Annotated[
 ]
 UsersOption = Annotated[
     str | None,
-    typer.Option(metavar="RANGE", help="Sequences run together: 1..512, a list 1,8,64, or one number. Default: 1..64."),
+    typer.Option(metavar="RANGE", help="Concurrent sequences: 1..512, a list 1,8,64, or one number. Default: 1..64."),
 ]
 InputOption = Annotated[
     str | None,
     typer.Option(
         metavar="RANGE",
-        help="Prompt of each sequence in tokens, image tokens included: 1k..32k; k is 1,024. Default: 1k..8k.",
+        help="Prompt length of each sequence, image tokens included: 1k..32k; k is 1,024. Default: 1k..8k.",
     ),
 ]
 OutputOption = Annotated[
-    int, typer.Option(min=0, help="Tokens to decode after the prefill: 0 or 1; of pages any number.")
+    int, typer.Option(min=0, help="Tokens to decode after the prefill: 0 or 1; with pages any number.")
 ]
 GpusOption = Annotated[
     str | None,
-    typer.Option(metavar="GPU,...", help="GPUs to time it on: l4,h100-sxm, or all; for a plan a cluster, 8x h100-sxm."),
+    typer.Option(
+        metavar="GPU,...", help="GPUs to time it on: l4,h100-sxm, or all; with a plan a cluster, 8x h100-sxm."
+    ),
 ]
 PageOption = Annotated[
     str | None,
@@ -67,19 +69,19 @@ CropsOption = Annotated[
     str | None, typer.Option(metavar="COLUMNSxROWS,...", help="Pages to compare, as grids of crops: 1x1,2x2,2x3.")
 ]
 PointsOption = Annotated[
-    int, typer.Option(min=2, max=MOST_POINTS, help="At most so many values of each range, as round numbers.")
+    int, typer.Option(min=2, max=MOST_POINTS, help="Largest number of values of each range; they are round numbers.")
 ]
-TracesOption = Annotated[int | None, typer.Option(min=1, help="At most so many traces of each phase. Default: 40.")]
+TracesOption = Annotated[int | None, typer.Option(min=1, help="Largest number of traces of each phase. Default: 40.")]
 OutOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the report there; the suffix is the format. .html has the charts."),
+    typer.Option(metavar="FILE", help="File for the report; the suffix is the format, and .html has the charts."),
 ]
 CsvOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write every point there, as one CSV table in base units.")
+    Path | None, typer.Option(metavar="FILE", help="File for every point, as one CSV table in base units.")
 ]
 FunctionOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Keep the function there; a later sweep of that file needs no model."),
+    typer.Option(metavar="FILE", help="File for the function; a later sweep of that file needs no model."),
 ]
 
 
@@ -112,20 +114,28 @@ def sweep(
 ) -> None:
     """Print how cost, memory and time change with users and input, or from page to page.
 
-    A few traces make a function of users and input, which others prove: every figure is exact, none is interpolated.
+    A few traces give a function of users and input, and further traces prove it: figures are exact, not interpolated.
     """
     reporter = choose_reporter(format_name, json_wanted)
     _refuse_files(out, csv, save_function, force=force)
-    asked: dict[str, Any] = {"gpus": gpus, "devices_file": devices, "execution": execution, **workload}
-    asked |= {"weights": weights, "cache": cache, "routing": routing, "trust_remote_code": trust_remote_code}
-    asked |= {} if output == 1 else {"decode_steps": output}
+    options = {
+        "gpus": gpus,
+        "devices_file": devices,
+        "execution": execution,
+        "weights": weights,
+        "cache": cache,
+        "routing": routing,
+        "trust_remote_code": trust_remote_code,
+        **({} if output == 1 else {"decode_steps": output}),
+        **workload,
+    }
     is_of_pages = page is not None or crops is not None
     if not is_of_pages:
         grid = {"users": users, "input": input, "points": points, "traces": traces}
-        answer, summary = _grid({"model": model, **grid, **asked}, csv, save_function, force=force)
+        answer, summary = _grid({"model": model, **grid, **options}, csv, save_function, force=force)
     else:
         _refuse_for_pages({"--traces": traces, "--csv": csv, "--save-function": save_function})
-        answer, summary = _pages({"model": model, "page": page, "crops": crops, **_numbers(users, input), **asked})
+        answer, summary = _pages({"model": model, "page": page, "crops": crops, **_numbers(users, input), **options})
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")
         return
@@ -133,17 +143,17 @@ def sweep(
     show(summary if is_short else answer.report(), reporter, verbose=verbose)
     if csv is None and save_function is None:
         more = "" if is_of_pages else ", --csv sweep.csv for all points"
-        say(f"Nothing written: add --out sweep.html for the charts{more}.")
+        say(f"Nothing was saved. Add --out sweep.html for the charts{more}.")
 
 
 def _grid(
-    asked: Mapping[str, Any], csv: Path | None, save_function: Path | None, *, force: bool
+    options: Mapping[str, Any], csv: Path | None, save_function: Path | None, *, force: bool
 ) -> tuple[Answer, Report]:
     """A grid of users and inputs, with its report for a terminal; its files are written."""
     from llm_perf_opt.api.tracing import sweep as run_sweep
 
     with model_prints_apart(), few_lines_per_trace():
-        answer = run_sweep(**asked)
+        answer = run_sweep(**options)
     if csv is not None:
         say(f"Wrote {answer.save_points(csv, force=force)}")
     if save_function is not None:
@@ -151,29 +161,29 @@ def _grid(
     return answer, answer.summary()
 
 
-def _pages(asked: Mapping[str, Any]) -> tuple[Answer, Report]:
+def _pages(options: Mapping[str, Any]) -> tuple[Answer, Report]:
     """Pages side by side; a terminal gets the whole report."""
     from llm_perf_opt.api.pages import pages
 
     with model_prints_apart():
-        answer = pages(**asked)
+        answer = pages(**options)
     return answer, answer.report()
 
 
 def _numbers(users: str | None, prompt: str | None) -> dict[str, int]:
     """The workload of every page; it is one, since the pages are what varies."""
     given = {"batch": ("--users", users), "prompt_tokens": ("--input", prompt)}
-    found = {}
+    numbers = {}
     for name, (option, text) in given.items():
         if text is not None:
-            found[name], *more = read_range(text, option).values
+            numbers[name], *more = read_range(text, option).values
             if more:
                 raise UsageError(
                     f"{option} {text[:40]} and pages cannot both vary.",
-                    why="--page and --crops show each page at one number of users and one text of the prompt",
+                    why="--page and --crops show each page with one number of users and one prompt length",
                     fix=f"give one number to {option}, or leave --page and --crops out",
                 )
-    return found
+    return numbers
 
 
 def _refuse_for_pages(of_grid: Mapping[str, Any]) -> None:

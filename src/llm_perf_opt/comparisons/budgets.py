@@ -103,20 +103,20 @@ def parse_budget(text: str) -> Budget:
     metric, stage = match["metric"], match["stage"] or TOTAL
     _require_known("metric", metric, METRICS)
     if metric == CACHE and stage != TOTAL:
-        raise _refusal(text, "the cache belongs to the run and to no stage: write cache alone")
+        raise _refusal(text, "the cache belongs to the run and not to a stage: write cache alone")
     value, share = _amount(text, match)
     return Budget(text=text.strip(), stage=stage, metric=metric, relation=match["relation"], amount=value, share=share)
 
 
 def _amount(text: str, match: re.Match[str]) -> tuple[Fraction, Fraction]:
-    """What is allowed beside a share of the left side, and that share."""
+    """What is allowed on top of a share of the left side, and that share."""
     sign, amount, unit = match["sign"], match["amount"], match["unit"]
     if amount is None:
         if match["relation"] != "==" or sign or unit:
-            raise _refusal(text, "only == may stand alone, for the same as the left side")
+            raise _refusal(text, "only == works without an amount: it means the same as the left side")
         return Fraction(0), Fraction(1)
     if abs(int(re.split("[eE]", f"{amount}e0")[1])) > _MOST_EXPONENT:
-        raise _refusal(text, f"the exponent of {amount} is beyond every figure")
+        raise _refusal(text, f"the exponent of {amount} is too large")
     if unit == "%":
         if not sign:
             raise _refusal(text, f"{amount}% could mean a share or a change; write +{amount}% for a change")
@@ -131,12 +131,12 @@ def _size_of(text: str, unit: str, metric: str) -> Fraction:
         return Fraction(1)
     if unit not in known:
         named = f"units of {metric} are {', '.join(known)}" if known else f"{metric} has no unit"
-        raise _refusal(text, f"{unit} is no unit of {metric}: {named}")
+        raise _refusal(text, f"{unit} is not a unit of {metric}: {named}")
     return known[unit]
 
 
 def _refusal(text: str, why: str) -> UsageError:
-    return UsageError(f"{text!r} is no budget.", why=why, fix=f"write it like one of {_EXAMPLES}")
+    return UsageError(f"{text!r} is not a budget.", why=why, fix=f"write it like one of {_EXAMPLES}")
 
 
 def check_budget(budget: Budget, figures: BudgetFigures) -> BudgetCheck:
@@ -164,7 +164,7 @@ def _require_known(kind: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         raise UsageError(
-            f"No {kind} named {name!r} to hold a budget against.",
+            f"There is no {kind} {name!r} for a budget.",
             why=f"known {kind}s: {', '.join(known)}",
             fix=f"did you mean {close[0]!r}?" if close else "pick one of the known names",
         )
@@ -247,14 +247,14 @@ class SideFigures:
 
     def _cache(self) -> SideFigure:
         cache = self._memory.cache
-        return _unknown("no decode step shows what the cache is") if cache is None else SideFigure(cache.bytes)
+        return _unknown("there is no decode step to read the cache from") if cache is None else SideFigure(cache.bytes)
 
     def _peak_memory(self, name: str, stage: str) -> SideFigure:
         """Memory is held by a whole phase: the stage that bears its name stands for all of it."""
         graph = self._phases[name]
         memory = next(phase for graph_, phase in zip(self._run, self._memory.phases, strict=True) if graph_ is graph)
         if memory.total_bytes is None:
-            return _unknown(f"the trace of the {graph.phase} follows no memory")
+            return _unknown(f"the trace of the {graph.phase} does not record memory")
         if stage in (TOTAL, graph.phase):
             return SideFigure(memory.total_bytes)
         return _stage_memory(memory, stage)
@@ -264,7 +264,7 @@ class SideFigures:
         if self._rates is None:
             return _unknown("no device was named")
         if not knows_cost(graph):
-            return _unknown(f"the trace of the {graph.phase} holds no ops that could be timed")
+            return _unknown(f"the trace of the {graph.phase} has no ops to time")
         if name not in self._times:
             self._times[name] = predict(graph, self._rates)
         wanted = [time for time in self._times[name] if stage in (TOTAL, time.name)]
@@ -279,7 +279,7 @@ def _cost(metric: str, pair: StagePair, cost: StageCost | None) -> SideFigure:
     if metric in PRICED and cost.unpriced:
         return _unknown(f"{cost.unpriced_ops:,} ops have no price, such as {cost.unpriced[0].name}")
     value = COSTS[metric](cost)
-    return _unknown("the trace holds no ops that could be counted") if value is None else SideFigure(value)
+    return _unknown("the trace has no ops to count") if value is None else SideFigure(value)
 
 
 def _stage_memory(memory: PhaseMemory, stage: str) -> SideFigure:
@@ -293,12 +293,12 @@ def _stage_memory(memory: PhaseMemory, stage: str) -> SideFigure:
 def _stage_seconds(metric: str, time: StageTime, rates: RateSource) -> SideFigure:
     value = TIMES[metric](time)
     if metric == "bound":
-        return _unknown(f"what is necessary in {time.name} is not known") if value is None else SideFigure(value)
+        return _unknown(f"the necessary work of {time.name} is not known") if value is None else SideFigure(value)
     if time.untimed:
         count, first = sum(time.untimed.values()), next(iter(time.untimed))
         return _unknown(f"{count:,} ops of {time.name} have no time, such as {first}")
     if value is None:
-        return _unknown(f"the {rates.name} gives a band and no expected time; `high` is its upper edge")
+        return _unknown(f"the {rates.name} gives low and high estimates, but no expected time; use `high`")
     return SideFigure(value)
 
 
@@ -335,8 +335,8 @@ class BudgetFigures:
         sides = [
             {comparison.phase: comparison.pair.sides[place].graph for comparison in comparisons} for place in (0, 1)
         ]
-        whole = runs or tuple(list(side.values()) for side in sides)
-        self._sides = [SideFigures(side, run, rates) for side, run in zip(sides, whole, strict=True)]
+        run_graphs = runs or tuple(list(side.values()) for side in sides)
+        self._sides = [SideFigures(side, run, rates) for side, run in zip(sides, run_graphs, strict=True)]
 
     def both(self, metric: str, stage: str) -> tuple[SideFigure, SideFigure]:
         """The figure of the left and of the right side."""
@@ -403,17 +403,17 @@ def budget_notes(verdicts: Sequence[BudgetCheck]) -> Iterator[Note]:
     """One warning for each budget that does not hold."""
     for verdict in verdicts:
         if verdict.why:
-            yield Note(f"Budget not shown to hold: {verdict.budget.text}: {verdict.why}.", Level.WARNING)
+            yield Note(f"Budget not checked: {verdict.budget.text}: {verdict.why}.", Level.WARNING)
         elif not verdict.holds:
             yield Note(f"Budget violated: {verdict.budget.text}.", Level.WARNING)
 
 
 def time_table(figures: BudgetFigures, machine: str) -> Table:
-    """The lower bound of each stage, and its expected time; where no stage has one, the high edge of its band."""
+    """The lower bound of each stage, and its expected time; where no stage has one, its high estimate."""
     named = sorted(figures.stages.items(), key=lambda item: not item[1].phase)  # all phases together come last
-    whole = [(pair.phase or "all", pair.stage, name) for name, pair in named if _is_full_name(name, pair.phase)]
+    full_names = [(pair.phase or "all", pair.stage, name) for name, pair in named if _is_full_name(name, pair.phase)]
     bounds, expected, high = (
-        {name: tuple(figure.value for figure in figures.both(metric, name)) for *_, name in whole}
+        {name: tuple(figure.value for figure in figures.both(metric, name)) for *_, name in full_names}
         for metric in ("bound", "time", "high")
     )
     is_expected = any(value is not None for pair in expected.values() for value in pair)
@@ -430,7 +430,7 @@ def time_table(figures: BudgetFigures, machine: str) -> Table:
     )
     rows = [
         (phase, stage, *bounds[name], change_text(*bounds[name]), *shown[name], change_text(*shown[name]))
-        for phase, stage, name in whole
+        for phase, stage, name in full_names
     ]
     return Table(title=f"Times on {machine}", columns=columns, rows=tuple(rows[:-1]), footer=rows[-1])
 

@@ -153,9 +153,9 @@ def filter_notes(pairs: Sequence[Pair]) -> Iterator[Note]:
     """A warning for each run that is not recorded whole."""
     for name, place in (("A", 0), ("B", 1)):
         recorded = dict.fromkeys(recorded_only(pair.sides[place].graph.workload) for pair in pairs)
-        for asked in filter(None, recorded):
+        for modules in filter(None, recorded):
             yield Note(
-                f"{name} is a filtered trace: it records {asked}, and calls of other modules are not in it.",
+                f"{name} is a filtered trace: it records {modules} and leaves out calls of other modules.",
                 Level.WARNING,
             )
 
@@ -205,15 +205,15 @@ CAUSES = CauseTable(
         for name, meaning, claims in (
             ("tracer cannot see ops", "one tracer saw no ops, or no shapes of them", tracer_cannot_see_ops),
             ("tracer cannot see", "one tracer saw no module tree, no weights or no tensors", tracer_cannot_see),
-            ("filtered trace", "one trace records a part of the modules (--only, --stage)", filtered_trace),
-            ("fused QKV", "one code projects queries, keys and values in one product", fused_qkv),
-            ("gate and up in one", "one code runs gate and up as one product", gate_and_up),
+            ("filtered trace", "one trace records only some of the modules (--only, --stage)", filtered_trace),
+            ("fused QKV", "one code projects queries, keys and values in one matmul", fused_qkv),
+            ("gate and up in one", "one code runs gate and up as one matmul", gate_and_up),
             (
                 "latent projections in one",
-                "one code makes latent queries, keys and values in one product",
+                "one code makes latent queries, keys and values in one matmul",
                 fused_latent_inputs,
             ),
-            ("shared matrices", "one code divides matrices between ranks that the other keeps whole", shared_matrices),
+            ("shared matrices", "one code splits matrices between ranks that the other replicates", shared_matrices),
             (
                 "latent attention in one op",
                 "one code attends on latent vectors in one op, absorbed in a step of one token",
@@ -222,29 +222,29 @@ CAUSES = CauseTable(
             ("grouped experts", "one code runs the routed experts of a layer in one op", grouped_experts),
             ("attention on pages", "one code attends on the pages of a cache in one op", paged_attention),
             ("fused norm", "one code runs a norm and the sum before it in one op", fused_norms),
-            ("fused activation", "one code runs an activation and the product after it in one op", fused_activation),
+            ("fused activation", "one code runs an activation and the matmul after it in one op", fused_activation),
             ("rows in one dimension", "one code lays the tokens of all sequences in a row", rows_in_one),
-            ("another code", "the runs are of two codes of one model", another_code),
+            ("another code", "the runs use two implementations of the model", another_code),
             ("container", "one tracer counts calls of a class without a forward", container),
-            ("routing", "the experts got other shares of the same rows", routing),
+            ("routing", "the experts got different shares of the same rows", routing),
             (
                 "unseen direct forward",
-                "a forward that was called directly, past the hooks of one tracer",
+                "a forward was called directly, so the hooks of one tracer missed it",
                 unseen_direct_forward,
             ),
-            ("order of tensors", "the tracers list the same tensors in another order", order_of_tensors),
-            ("tensor listed once", "one tracer lists a tensor once that was given several times", tensor_listed_once),
+            ("order of tensors", "the tracers list the same tensors in a different order", order_of_tensors),
+            ("tensor listed once", "one tracer lists a repeated tensor only once", tensor_listed_once),
             ("written through a view", "the tensors agree but for dimensions of size one", written_through_a_view),
             ("weights listed as inputs", "one tracer lists weights among the inputs", weights_listed),
-            ("parallel plan", "the model is spread over ranks another way", parallel_plan),
-            ("cache objects", "one tracer looks into a cache object that the other does not open", cache_objects),
-            ("stored format", "weights or cache are stored in another format", stored_format),
+            ("parallel plan", "the model is split between ranks in another way", parallel_plan),
+            ("cache objects", "one tracer reads a cache object that the other does not open", cache_objects),
+            ("stored format", "weights or cache are stored in a different format", stored_format),
             ("partial run", "one trace stopped before the end", partial_run),
-            ("decode length", "the runs decoded another number of tokens", decode_length),
-            ("workload", "the runs had other inputs", workload),
-            ("another model", "the traces are of two models", another_model),
-            ("another phase", "the traces are of two phases", another_phase),
-            ("library version", "the libraries have other versions", library_version),
+            ("decode length", "the runs decoded different numbers of tokens", decode_length),
+            ("workload", "the runs had different inputs", workload),
+            ("another model", "the traces are of different models", another_model),
+            ("another phase", "the traces are of different phases", another_phase),
+            ("library version", "the library versions differ", library_version),
         )
     )
 )
@@ -322,7 +322,7 @@ class _Followed:
                     self.by_path[difference.path] = explanation
 
     def origin(self, cost: Difference) -> str | None:
-        """The module whose difference it follows from; None where calls and tensors agree."""
+        """The module with the difference that this one follows from; None where calls and tensors agree."""
         path: str | None = "" if cost.path == OUTSIDE else cost.path  # what runs around the model serves its calls
         passed: set[str] = set()
         while path is not None and path not in passed:  # modules may call themselves, or each other
@@ -382,8 +382,8 @@ def match_phases(left: Sequence[CallGraph], right: Sequence[CallGraph], wanted: 
 
 def _cause(phase: str, here: Mapping[str, CallGraph], other: Mapping[str, CallGraph]) -> str | None:
     steps = here[phase].runtime.get("decode_steps")
-    asked = {graph.workload.get("decode_steps") for graph in other.values()}
-    return "decode length" if steps and asked == {0} else None
+    decode_steps = {graph.workload.get("decode_steps") for graph in other.values()}
+    return "decode length" if steps and decode_steps == {0} else None
 
 
 def _require_phases(wanted: Collection[str], known: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Two codes of one model: what an engine joins, opens or lays out in another way than the model's own code.
 
-All of them hold only where the headers name two codes. A join is claimed where the weights prove it: the rows of the
-modules of one side add up to those of the one module of the other.
+All of them hold only where the headers name two codes. A join is claimed where the weights prove it: the rows of
+several modules on one side add up to the rows of a single module on the other.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from llm_perf_opt.comparisons.difference import (
     ALL,
     COST_ASPECTS,
+    TENSOR_ASPECTS,
     Aspect,
     Claim,
     Difference,
@@ -24,7 +25,6 @@ from llm_perf_opt.comparisons.side import NO_OPS, Side, Tensor, Tensors
 from llm_perf_opt.core.callgraph.queries import ops_of
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 
-_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
 _REFERENCE = "reference"
 _LATENT = "vllm.unified_mla_attention_with_output"
 _GROUPED = "vllm_moe.routed_experts"
@@ -39,37 +39,37 @@ Claims = Callable[[Pair, Sequence[Difference]], Iterator[Claim]]
 
 
 def _codes(pair: Pair) -> tuple[str, str] | None:
-    """Whose code each side runs; None where it is the same, or the models differ."""
+    """Which code of the model each side runs; None where it is the same, or the models differ."""
     left, right = (str(side.graph.deployment.get("code", _REFERENCE)) for side in pair.sides)
     is_one_model = not {"model", "phase"} & pair.contradicting_fields().keys()
     return (left, right) if left != right and is_one_model else None
 
 
-def joined(parts: tuple[str, ...], whole: str) -> Claims:
-    """Products of one side that the other runs as one, and what lies between them and their caller."""
+def joined(parts: tuple[str, ...], fused: str) -> Claims:
+    """Matmuls of one side that the other runs as one, and what lies between them and their caller."""
 
     def claims(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
         if _codes(pair) is None:
             return
-        owners = _joining(pair, parts, whole) | _joining(Pair(left=pair.right, right=pair.left), parts, whole)
+        owners = _joining(pair, parts, fused) | _joining(Pair(left=pair.right, right=pair.left), parts, fused)
         for difference in differences:
             owner, _, name = difference.path.rpartition(".")
-            if owner in owners and name in (*parts, whole):
-                yield Claim(difference=difference, detail=f"{' + '.join(parts)} in {whole}: as many rows of weights")
+            if owner in owners and name in (*parts, fused):
+                yield Claim(difference=difference, detail=f"{' + '.join(parts)} in {fused}: as many rows of weights")
 
     return claims
 
 
-def _joining(pair: Pair, parts: tuple[str, ...], whole: str) -> set[str]:
-    """Modules whose `parts` on the left have as many rows as their `whole` on the right."""
+def _joining(pair: Pair, parts: tuple[str, ...], fused: str) -> set[str]:
+    """Modules with `parts` on the left that have together as many rows as `fused` on the right."""
     left, right = (side.weights or {} for side in pair.sides)
-    suffix = f".{whole}"
+    suffix = f".{fused}"
     owners = (path.removesuffix(suffix) for path in right if path.endswith(suffix))
     return {
         owner
         for owner in owners
         if all(f"{owner}.{part}" in left for part in parts)
-        and sum(_rows(left[f"{owner}.{part}"]) for part in parts) == _rows(right[f"{owner}.{whole}"])
+        and sum(_rows(left[f"{owner}.{part}"]) for part in parts) == _rows(right[f"{owner}.{fused}"])
     }
 
 
@@ -83,7 +83,7 @@ fused_latent_inputs = joined(*_LATENT_INPUTS)
 
 
 def shared_matrices(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
-    """Weights that one code divides between the ranks of tensor parallelism and the other keeps whole on each."""
+    """Weights that one code splits between the ranks of tensor parallelism and the other replicates on each."""
     if _codes(pair) is None:
         return
     left, right = (side.weights or {} for side in pair.sides)
@@ -94,7 +94,7 @@ def shared_matrices(pair: Pair, differences: Sequence[Difference]) -> Iterator[C
     divided = {path for path in left.keys() & right.keys() if _is_divided(left[path], right[path], tp)}
     for difference in differences:
         if difference.path in divided:
-            yield Claim(difference=difference, detail=f"whole on one side, a part for each of {tp} ranks on the other")
+            yield Claim(difference=difference, detail=f"replicated on one side, split between {tp} ranks on the other")
 
 
 def _is_divided(left: Weights, right: Weights, tp: int) -> bool:
@@ -121,8 +121,8 @@ def fused_norms(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim
 
 
 def fused_activation(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
-    """Activations that one side runs as one op with the product after them, and the modules that did it themselves."""
-    yield from _at(pair, differences, _GATED, "an activation in one op with the product after it")
+    """Activations that one side runs as one op with the matmul after them, and the modules that did it themselves."""
+    yield from _at(pair, differences, _GATED, "an activation in one op with the matmul after it")
 
 
 def _at(pair: Pair, differences: Sequence[Difference], ops: tuple[str, ...], detail: str) -> Iterator[Claim]:
@@ -137,9 +137,9 @@ def _at(pair: Pair, differences: Sequence[Difference], ops: tuple[str, ...], det
 
 
 def grouped_experts(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
-    """Everything in a layer whose routed experts one side runs as one op."""
+    """Everything in a layer where one side runs the routed experts as one op."""
     yield from _inside(
-        pair, differences, _GROUPED, "the routed experts of a layer in one op, gate and shared beside it"
+        pair, differences, _GROUPED, "the routed experts of a layer in one op, gate and shared experts next to it"
     )
 
 
@@ -177,7 +177,7 @@ def rows_in_one(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim
     if _codes(pair) is None:
         return
     for difference in differences:
-        if difference.aspect in _TENSORS and _is_flattened(difference):
+        if difference.aspect in TENSOR_ASPECTS and _is_flattened(difference):
             yield Claim(difference=difference, detail="[sequences, tokens, width] as [rows, width]")
 
 
@@ -261,9 +261,6 @@ def _came_through_container(side: Side, difference: Difference) -> bool:
     return difference.caller in {*through, *past}
 
 
-_OF_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
-
-
 def order_of_tensors(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
     """The same tensors in every call, in another order."""
     return _alike(pair, differences, _sorted, "the same tensors")
@@ -285,7 +282,7 @@ def _alike(
     if pair.left.graph.tracer == pair.right.graph.tracer:
         return
     for difference in differences:
-        if difference.aspect in _OF_TENSORS:
+        if difference.aspect in TENSOR_ASPECTS:
             left, right = (_counted(observed, canonical) for observed in difference.observed)
             if left == right:
                 yield Claim(difference=difference, detail=detail)
@@ -375,7 +372,7 @@ class _PassedOver:
         return path
 
     def _took_over(self, path: str, absorbed: set[str]) -> bool:
-        """The blind side's ops of the module are the seeing side's, plus those of the children it took over."""
+        """The blind side's ops of the module are the seeing side's, plus the ops of the children it took over."""
         children = [child for child in self._seeing.callees.get(path, []) if child in absorbed]
         if not children or self._seeing.own_ops is None or self._blind.own_ops is None:
             return False
@@ -412,7 +409,7 @@ def cache_objects(pair: Pair, differences: Sequence[Difference]) -> Iterator[Cla
 
 def _claims(differences: Sequence[Difference], accept: Accept, detail: str) -> Iterator[Claim]:
     for difference in differences:
-        if difference.aspect in _OF_TENSORS:
+        if difference.aspect in TENSOR_ASPECTS:
             left, right = difference.observed
             if _agree_without(left, right, accept) or _agree_without(right, left, accept):
                 yield Claim(difference=difference, detail=detail)

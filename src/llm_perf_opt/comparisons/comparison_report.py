@@ -16,6 +16,7 @@ from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Ta
 from llm_perf_opt.core.units import format_bytes, format_count, format_flops
 from llm_perf_opt.costs.run_description import setting_text, workload_note
 from llm_perf_opt.costs.stage_costs import StageCost
+from llm_perf_opt.costs.static_report import short_name
 
 _MOST_SETS = 2
 _MOST_TENSORS = 2
@@ -68,12 +69,8 @@ def _own_text(aspect: Aspect, mine: OwnOps, theirs: OwnOps) -> str:
     if aspect is Aspect.BYTES:
         return format_bytes(mine.bytes_moved)
     other = dict(theirs.names)
-    differing = [f"{_short_name(name)} {format_count(count)}" for name, count in mine.names if other.get(name) != count]
+    differing = [f"{short_name(name)} {format_count(count)}" for name, count in mine.names if other.get(name) != count]
     return _listed(differing, _MOST_OPS) or "-"
-
-
-def _short_name(name: str) -> str:
-    return name.removeprefix("aten.").removesuffix(".default")
 
 
 def _listed(parts: list[str], most: int) -> str:
@@ -184,7 +181,7 @@ def _header_text(value: object) -> str:
 
 
 def _cause_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per cause and what proves it; the changes add up to those of the stages."""
+    """One row per cause and what proves it; the changes add up to the changes of the stages."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for comparison in comparisons:
         for finding in comparison.findings:
@@ -237,10 +234,10 @@ def _families(comparisons: Sequence[Comparison]) -> list[_Family]:
         for finding in comparison.findings:
             key = (comparison.phase, finding.cause or UNEXPLAINED, path_pattern(finding.difference.path))
             groups.setdefault(key, []).append(finding)
-    found = [
+    families = [
         _Family(phase=phase, cause=cause, findings=tuple(findings)) for (phase, cause, _), findings in groups.items()
     ]
-    return sorted(found, key=lambda family: family.weight)
+    return sorted(families, key=lambda family: family.weight)
 
 
 def _family_table(families: Sequence[_Family]) -> Table:
@@ -276,7 +273,7 @@ def _family_row(family: _Family) -> tuple[Cell, ...]:
 
 
 def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
-    yield Note(f"A is {compared.left}, B is {compared.right}. Devices are not compared.")
+    yield Note(f"A is {compared.left}, B is {compared.right}. The devices are not compared.")
     yield from filter_notes([comparison.pair for comparison in compared.comparisons])
     yield from _workload_notes(compared.comparisons)
     for lone in compared.lone:
@@ -289,7 +286,7 @@ def _notes(compared: Compared, families_left_out: int) -> Iterator[Note]:
     if compared.unexplained:
         yield Note(f"Unexplained differences: {format_count(compared.unexplained)}.", Level.WARNING)
     elif any(comparison.findings for comparison in compared.comparisons):
-        yield Note("Every difference has a cause. Cost follows from calls and tensors and has their cause.")
+        yield Note("Every difference has a cause. Costs follow from calls and tensors, so they share their causes.")
     else:
         yield Note("The traces agree in everything that both of them record.")
 

@@ -34,6 +34,8 @@ class Aspect(StrEnum):
 
 
 COST_ASPECTS = frozenset({Aspect.OPS, Aspect.FLOPS, Aspect.BYTES})
+TENSOR_ASPECTS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
+CALL_ASPECTS = frozenset({Aspect.CALLS, Aspect.EDGE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ def _bytes(value: Value) -> int:
 # Every fact that two traces do not share, each listed once.
 #
 # What follows from another difference by itself is left out: the calls inside a module that was not called, the edges
-# of a module whose number of calls differs, the modules inside one that is not there.
+# of a module with another number of calls, the modules inside a module that is not there.
 
 
 def find_differences(pair: Pair) -> list[Difference]:

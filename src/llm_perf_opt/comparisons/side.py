@@ -22,7 +22,7 @@ OUTSIDE = "(outside any module)"  # no module path has a space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnOps:
-    """The ops that ran directly in one module, over all its calls; cost is that of the ops with a price."""
+    """The ops that ran directly in one module, over all its calls; the cost sums the ops with a price."""
 
     names: tuple[tuple[str, int], ...]  # op -> how often, by name
     flops: int
@@ -65,11 +65,11 @@ class Side:
     @cached_property
     def callees(self) -> dict[str, list[str]]:
         """Module path -> the modules it called."""
-        found: dict[str, list[str]] = {}
+        by_caller: dict[str, list[str]] = {}
         for child, parents in self.callers.items():
             for parent in parents:
-                found.setdefault(parent, []).append(child)
-        return found
+                by_caller.setdefault(parent, []).append(child)
+        return by_caller
 
     @cached_property
     def inputs(self) -> dict[str, dict[Tensors, int]] | None:
@@ -103,12 +103,12 @@ class Side:
     @cached_property
     def members(self) -> dict[str, list[str]]:
         """Siblings by what is before their number: `experts.` -> `experts.0`, `experts.1`, ..."""
-        found: dict[str, list[str]] = {}
+        by_container: dict[str, list[str]] = {}
         for path in self.classes or self.calls:
             container, dot, name = path.rpartition(".")
             if (prefix := numbered_name(name)) is not None:
-                found.setdefault(f"{container}{dot}{prefix}", []).append(path)
-        return found
+                by_container.setdefault(f"{container}{dot}{prefix}", []).append(path)
+        return by_container
 
     @property
     def header(self) -> dict[str, Json]:
@@ -132,14 +132,14 @@ class Side:
         def tensors(observation: Observation) -> Tensors:
             return tuple(shared.setdefault(meta, _tensor(meta)) for meta in observation.tensors)
 
-        found: dict[str, dict[Tensors, int]] = {}
+        by_path: dict[str, dict[Tensors, int]] = {}
         for path, observations in observed.items():
             by_tensors: dict[Tensors, int] = {}
             for observation in observations:  # two that differ in the device only are one here
                 key = tensors(observation)
                 by_tensors[key] = by_tensors.get(key, 0) + observation.calls
-            found[path] = by_tensors
-        return found or None
+            by_path[path] = by_tensors
+        return by_path or None
 
 
 def knows_cost(graph: CallGraph) -> bool:

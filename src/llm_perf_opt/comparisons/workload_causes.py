@@ -15,7 +15,9 @@ from itertools import product
 from typing import TypeGuard, cast
 
 from llm_perf_opt.comparisons.difference import (
+    CALL_ASPECTS,
     COST_ASPECTS,
+    TENSOR_ASPECTS,
     Aspect,
     Claim,
     Difference,
@@ -63,10 +65,6 @@ def library_version(pair: Pair, differences: Sequence[Difference]) -> Iterator[C
         )
 
 
-_COUNTED = frozenset({Aspect.CALLS, Aspect.EDGE})
-_TENSOR_ASPECTS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
-
-
 def partial_run(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
     """One run stopped half-way: it has fewer calls than the other, and no outputs of the calls that were open."""
     stopped = [side for side in pair.sides if side.graph.stopped_in is not None]
@@ -74,11 +72,11 @@ def partial_run(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim
         return
     detail = f"it stopped in {stopped[0].graph.stopped_in or '(root)'}"
     for difference in differences:
-        if difference.aspect in _COUNTED:
+        if difference.aspect in CALL_ASPECTS:
             left, right = difference.counts
             is_short = left < right if stopped[0] is pair.left else right < left
         else:
-            is_short = difference.aspect in _TENSOR_ASPECTS
+            is_short = difference.aspect in TENSOR_ASPECTS
         if is_short:
             yield Claim(difference=difference, detail=detail)
 
@@ -90,10 +88,10 @@ def decode_length(pair: Pair, differences: Sequence[Difference]) -> Iterator[Cla
         return
     detail = f"{left_steps} -> {right_steps} steps"
     for difference in differences:
-        if difference.aspect in _COUNTED:
+        if difference.aspect in CALL_ASPECTS:
             left, right = difference.counts
             in_proportion = left * right_steps == right * left_steps
-        elif difference.aspect in _TENSOR_ASPECTS:
+        elif difference.aspect in TENSOR_ASPECTS:
             shorter, longer = difference.observed if left_steps < right_steps else difference.observed[::-1]
             in_proportion = dict(shorter).keys() <= dict(longer).keys()
         else:
@@ -113,12 +111,10 @@ Fields = Mapping[str, tuple[object, object]]
 _WITHOUT_SIZE = frozenset({"dtype", "attention", "device", "routing", "weights"})  # they change how, not how much
 # The decode length; shapes, which follow from the other fields; the filter of a trace.
 _OTHER_CAUSE = frozenset({"decode_steps", "inputs", ONLY, ONLY_STAGES})
-_OF_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
-_OF_CALLS = frozenset({Aspect.CALLS, Aspect.EDGE})
 
 
 def workload(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
-    """Only between runs of one model and phase, whose headers differ in the field that is named."""
+    """Only between runs of one model and phase with headers that differ in the named field."""
     fields = pair.contradicting_fields("workload.")
     if not fields or {"model", "phase"} & pair.contradicting_fields().keys():
         return
@@ -148,11 +144,11 @@ class _Evidence:
         self._field_of_rows = cache(self._find_field_of_rows)
 
     def fields_for(self, difference: Difference) -> list[str]:
-        if difference.aspect in _OF_TENSORS:
+        if difference.aspect in TENSOR_ASPECTS:
             return self._of_tensors(difference)
         if difference.aspect is Aspect.WEIGHTS:
             return [name for name in self._fields if name == "dtype"]
-        if difference.aspect in _OF_CALLS:
+        if difference.aspect in CALL_ASPECTS:
             return self._of_size(difference.path)
         if difference.aspect is Aspect.CLASS:
             return [name for name in self._fields if name == "attention"]
@@ -243,13 +239,12 @@ def _flat(observed: Sequence[tuple[Tensors, int]]) -> list[Tensor]:
     return [tensor for tensors, _ in observed for tensor in tensors]
 
 
-_TENSORS = frozenset({Aspect.INPUTS, Aspect.OUTPUTS})
 _WHOLE = ParallelPlan()
 _STAND_IN = "PipelineIdentityLayer"  # what transformers leaves in the place of a layer of another stage
 
 
 def parallel_plan(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
-    """Only between ranks of one model and phase, whose headers name two plans or two ranks of one.
+    """Only between ranks of one model and phase with headers that name two plans, or two ranks of one plan.
 
     A shard is claimed where every dimension that differs is divided as the plans say, and where no number of the
     workload moved the same way. Modules that one rank never calls belong to another stage or another rank's experts.
@@ -294,9 +289,9 @@ class _PlanEvidence:
             return "on another rank" if self._moves_modules and is_elsewhere else ""
         if self._is_shard(difference):
             return "sharded"
-        if difference.aspect in _TENSORS and self._spreads_experts and self._is_in_sharded(path):
+        if difference.aspect in TENSOR_ASPECTS and self._spreads_experts and self._is_in_sharded(path):
             return "tokens of other ranks"
-        if difference.aspect in _TENSORS and self._has_stages:
+        if difference.aspect in TENSOR_ASPECTS and self._has_stages:
             return self._of_stage(difference)
         return ""
 
@@ -322,11 +317,11 @@ class _PlanEvidence:
         if difference.aspect is Aspect.WEIGHTS:
             pairs = _paired_weights(difference)
         else:
-            pairs = aligned(difference) if difference.aspect in _TENSORS else None
-        if not pairs or any(one[1] != other[1] or len(one[0]) != len(other[0]) for one, other in pairs):
+            pairs = aligned(difference) if difference.aspect in TENSOR_ASPECTS else None
+        if not pairs or any(left[1] != right[1] or len(left[0]) != len(right[0]) for left, right in pairs):
             return False
-        moved = {dims for one, other in pairs for dims in zip(one[0], other[0], strict=True) if dims[0] != dims[1]}
-        if difference.aspect in _TENSORS and any(self._is_workload(dims) for dims in moved):
+        moved = {dims for left, right in pairs for dims in zip(left[0], right[0], strict=True) if dims[0] != dims[1]}
+        if difference.aspect in TENSOR_ASPECTS and any(self._is_workload(dims) for dims in moved):
             return False
         return bool(moved) and all(self._is_divided(*dims) for dims in moved)
 
@@ -357,11 +352,11 @@ class _PlanEvidence:
 
 def _ratios(left: ParallelPlan, right: ParallelPlan) -> set[tuple[int, int]]:
     """(divided by on the left, divided by on the right): a tensor may be split over each axis of a plan, or not."""
-    sides = (_products([plan.tp, plan.ep, plan.fsdp]) for plan in (left, right))
+    sides = (_matmuls([plan.tp, plan.ep, plan.fsdp]) for plan in (left, right))
     return {(ours, theirs) for ours, theirs in product(*sides) if ours != theirs}
 
 
-def _products(sizes: Sequence[int]) -> set[int]:
+def _matmuls(sizes: Sequence[int]) -> set[int]:
     scales = {1}
     for size in sizes:
         scales |= {size * other for other in scales}
@@ -530,7 +525,7 @@ _DETAIL = "the rows of all experts together agree"
 
 
 def routing(pair: Pair, differences: Sequence[Difference]) -> Iterator[Claim]:
-    """Calls and shapes inside experts whose rows add up to the same per call of the module that divides them.
+    """Calls and shapes inside experts, where the rows add up to the same per call of the module that divides them.
 
     That module's own ops too, where they differ by what it does once per expert.
     """

@@ -18,7 +18,7 @@ SYMMETRY = "every rank sends what this one would"
 
 
 class CollectiveKind(StrEnum):
-    """What is exchanged."""
+    """What it sends and receives."""
 
     ALL_REDUCE = "all-reduce"
     ALL_GATHER = "all-gather"
@@ -47,7 +47,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class GroupRanks:
-    """Ranks that are evenly spaced, as those of a mesh axis are: `size` of them from `first` on, `stride` apart.
+    """Ranks that are evenly spaced, as on a mesh axis: `size` of them from `first` on, `stride` apart.
 
     A group that is not evenly spaced has no stride, and `first` and `last` alone are known of it.
     """

@@ -1,9 +1,39 @@
-"""The one error a person is meant to read: what happened, why, and what to do."""
+"""The one error a person is meant to read: what happened, why, and what to do.
+
+Its texts name options as the command line does, `--load-weights random`, and the command prints them so. Whoever gets
+the error in Python reads `str(error)`, which names the same as keywords: `load_weights="random"`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+
+_CLAUSE = re.compile(r"(?<=[;:.]) ")
+_COMMAND = re.compile(r"(?:^|[\s`'\"(])(?:llm-perf-opt|pip|uvx|vllm|ray|nsys|ncu|nvidia-smi|python) \S")
+_VALUE = r"[A-Z][A-Z0-9_]*(?:x[A-Z]+)?(?=[\s,;.)]|$)|(?=[\w.%/:,=-]*\d)[\w.%/:,=-]*\w"
+_CHOICE = "random|fused|eager|sdpa|cpu|cuda|hooks|profiler|torchlens|weightless|ray|vllm|calls|text|uniform"
+_FLAG = re.compile(rf"(?<![\w/-])--([a-z][a-z-]*)(?: ((?:{_VALUE})|(?:{_CHOICE})\b))?")
+_SWITCHES = frozenset({"force", "trust_remote_code", "compile", "engine_only"})
+_OTHER_NAMES = {"devices": "devices_file", "budget": "budgets", "part": "parts", "output": "decode_steps"}
+
+
+def in_python(text: str) -> str:
+    """The same hint for whoever calls a function: its options as keywords; commands for a shell stay as they are."""
+    return " ".join(
+        clause if _COMMAND.search(clause) else _FLAG.sub(_keyword, clause) for clause in _CLAUSE.split(text)
+    )
+
+
+def _keyword(flag: re.Match[str]) -> str:
+    name, value = flag[1].replace("-", "_"), flag[2]
+    name = _OTHER_NAMES.get(name, name)
+    if name in _SWITCHES:
+        return f"{name}=True" if value is None else f"{name}=True {value}"
+    if value is None:
+        return name
+    return f"{name}={value}" if value.isdecimal() or value.isupper() else f'{name}="{value}"'
 
 
 class PerfOptError(Exception):
@@ -23,6 +53,9 @@ class PerfOptError(Exception):
         """Say more of the cause, which only somebody further up knows."""
         self.why = f"{self.why}; {reason}"
         self.args = (f"{self.what}\n  why: {self.why}\n  fix: {self.fix}",)
+
+    def __str__(self) -> str:
+        return in_python(super().__str__())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """For pickle and copy, which would otherwise call the constructor with the text alone."""

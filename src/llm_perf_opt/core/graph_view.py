@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 
@@ -43,7 +42,7 @@ class Figures:
 
     `activation_bytes` is all memory that its ops brought to life, whether or not it lived at the same time.
 
-    With `unpriced_ops` above zero the FLOPs, MACs and bytes moved are lower bounds: those of the ops that have a price.
+    With `unpriced_ops` above zero the FLOPs, MACs and bytes moved are lower bounds: only ops with a price count.
     Where no op with a price adds anything, they are unknown.
     """
 
@@ -65,7 +64,7 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveGroup:
-    """Equal collectives of a box, all its calls together: what is exchanged, how much, between how many ranks."""
+    """Equal collectives of a box, all its calls together: which one, how many bytes, between how many ranks."""
 
     kind: str  # "all-reduce"
     payload_bytes: int  # of one
@@ -89,8 +88,10 @@ class Box:
     own: Figures  # of the ops that run directly in it
     collectives: tuple[CollectiveGroup, ...] = ()  # with those inside, the most bytes first; none on one device
     own_collectives: tuple[CollectiveGroup, ...] = ()  # those that it asks for itself
-    constructor_params: Mapping[str, Any] = field(default_factory=dict)  # those that all instances share
-    layer_context: Mapping[str, Any] = field(default_factory=dict)  # of an expert: what its layer says of all experts
+    constructor_params: Mapping[str, object] = field(default_factory=dict)  # those that all instances share
+    layer_context: Mapping[str, object] = field(
+        default_factory=dict
+    )  # of an expert: what its layer says of all experts
     inputs: tuple[TensorGroup, ...] = ()
     outputs: tuple[TensorGroup, ...] = ()
     members: tuple[str, ...] = ()  # paths of every instance, those that the run did not touch among them
@@ -199,7 +200,7 @@ def share(part: int | None, whole: int | None) -> float | None:
 
 
 def _calls(boxes: Iterable[Box]) -> int:
-    """A box parted by cost adds none: its calls are those of its parts."""
+    """A box split by cost adds none: its parts have its calls."""
     return sum(box.calls for box in boxes if not box.is_split)
 
 

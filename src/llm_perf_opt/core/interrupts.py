@@ -16,8 +16,8 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
 
-# Functions in which an interrupt always waits. A generator that is a context manager is resumed by contextlib, whose
-# frame comes before its `finally`; and until contextlib has returned from entering it, nobody would leave it.
+# Functions in which an interrupt always waits. contextlib resumes a generator that is a context manager, and its
+# frame comes before the generator's `finally`; until contextlib has returned from entering it, nobody would leave it.
 _PUTTING_BACK: set[CodeType] = {
     contextlib._GeneratorContextManager.__enter__.__code__,
     contextlib._GeneratorContextManager.__exit__.__code__,

@@ -40,13 +40,13 @@ class TimedPass:
 class PageMeasurement:
     """One page or prompt, measured `len(passes)` times. `cold` is the first pass of the process, if it was here.
 
-    `workload` is what an adapter takes for the same run. `input_shapes` are those of the tensors that the first phase
-    begins with: pages alike in them and in the decode steps are the same work. `peak_process_bytes` is the largest
-    resident memory while the page was measured; `peak_device_bytes` is the allocator's on CUDA and None elsewhere.
+    `workload` is what an adapter takes for the same run. `input_shapes` are the shapes of the tensors that the first
+    phase begins with: pages alike in them and in the decode steps are the same work. `peak_process_bytes` is the
+    largest resident memory while the page was measured; `peak_device_bytes` is the allocator's on CUDA, else None.
     """
 
     image: str | None  # None: the workload has no image
-    workload: Mapping[str, Any]
+    workload: Mapping[str, object]
     context_tokens: int | None
     decode_steps: int
     cache_tokens: int | None

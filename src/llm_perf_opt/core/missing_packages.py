@@ -11,6 +11,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
+from llm_perf_opt.core.errors import PerfOptError
+
+# Packages that ship tables of measured kernels, by the name that is imported: one was renamed to the other.
+TABLE_PACKAGES = {"aiconfigurator_core": "aiconfigurator-core", "aisimulate_core": "aisimulate"}
+RUNS_MODELS = ("torch", "transformers")  # what the extra `trace` brings
+TESTED_TORCH = "2.13"  # docs/contributing/decisions/torch-pin.md; the same bound stands in pyproject.toml
+_INDEX = "https://download.pytorch.org/whl"
+
+
+class CannotRunError(PerfOptError):
+    """What runs the code of a model is not installed; whoever can answer in part without it does."""
+
+
+def cannot_run(package: str) -> CannotRunError:
+    """The error for a package of the extra `trace`: what it is for, and the two commands that bring it."""
+    return CannotRunError(
+        f"{package} is not installed.",
+        why="it runs the code of a model; saved traces and the traces that ship with llm-perf-opt do without it",
+        fix="pip install 'llm-perf-opt[trace]'; on Linux first "
+        f"pip install torch=={TESTED_TORCH}.0 --index-url {_INDEX}/cpu saves gigabytes (docs/install.md)",
+    )
+
+
 # Packages that pip knows under another name than `import` does, or that need more than their name.
 _PIP_NAMES = {
     "PIL": "pillow",
@@ -31,7 +54,6 @@ _VERSION = re.compile(r"\d+(\.\w+)*")
 _OTHER_BUILD = "operator torchvision::"
 _COPIED_CODE = "transformers_modules"  # where transformers puts the code of a folder: no package of anybody
 _TORCHVISION_BEHIND = 15  # torch 2.N and torchvision 0.(N + 15) are released together
-_INDEX = "https://download.pytorch.org/whl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +72,8 @@ def import_failure(error: BaseException, written_for: str | None = None) -> Impo
     exact = written_for if written_for is not None and _VERSION.fullmatch(written_for) else None
     seen: BaseException | None = error
     while seen is not None:
-        if (found := _of_one(seen, exact)) is not None:
-            return found
+        if (failure := _of_one(seen, exact)) is not None:
+            return failure
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return None
 

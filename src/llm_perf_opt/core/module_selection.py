@@ -17,9 +17,10 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.callgraph.queries import deepest_claim
+from llm_perf_opt.core.callgraph.records import Json
 from llm_perf_opt.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _LONGEST = 10_000  # characters of a pattern
-Module = tuple[str, str, Mapping[str, Any]]  # path, class name, constructor parameters
+Module = tuple[str, str, Mapping[str, object]]  # path, class name, constructor parameters
 ONLY, ONLY_STAGES = "only", "only_stages"  # in the workload of a trace that records a part of the modules
 
 
@@ -134,7 +135,7 @@ class ModuleSelection:
             )
         return cls(tuple(dict.fromkeys(terms)))
 
-    def takes(self, path: str, class_name: str, constructor_params: Mapping[str, Any]) -> bool:
+    def takes(self, path: str, class_name: str, constructor_params: Mapping[str, object]) -> bool:
         """Whether some term names this module."""
         return any(_names(term, path, class_name, constructor_params) for term in self.terms)
 
@@ -158,7 +159,7 @@ class ModuleSelection:
         return ", ".join(self.terms)
 
 
-def _names(term: str, path: str, class_name: str, constructor_params: Mapping[str, Any]) -> bool:
+def _names(term: str, path: str, class_name: str, constructor_params: Mapping[str, object]) -> bool:
     word = term.lower()
     if word == HEAVY:
         return family_of(class_name, constructor_params) in HEAVY_NAMES
@@ -174,14 +175,14 @@ def _pattern(term: str) -> PathPattern:
     return PathPattern(term)
 
 
-def unknown_terms(terms: Iterable[str], classes: Iterable[str], option: str = "--only") -> UsageError:
+def unknown_terms(terms: Iterable[str], classes: Iterable[str]) -> UsageError:
     """No module is what a term says; the classes there are help to find the right word."""
     named = list(terms)
     known = sorted(set(classes))
     words = [word for word in (*FAMILY_NAMES, HEAVY, *known) if word.lower() != named[0].lower()]
     close = difflib.get_close_matches(named[0], words, n=3, cutoff=0.5)
     return UsageError(
-        f"{option} names no module with {', '.join(map(repr, named))}.",
+        f"--only names no module with {', '.join(map(repr, named))}.",
         why=f"a term is a family ({', '.join(FAMILY_NAMES)}, {HEAVY}), a class name or a path pattern",
         fix=f"did you mean {' or '.join(close)}?" if close else f"classes here: {', '.join(known[:12])}",
     )
@@ -224,7 +225,7 @@ def recorded_of(graph: CallGraph) -> frozenset[str] | None:
     return recorded_paths(modules, claims, graph.phase, only, stages)
 
 
-def recorded_only(workload: Mapping[str, Any]) -> str | None:
+def recorded_only(workload: Mapping[str, object]) -> str | None:
     """What a filtered trace records, in words; None for a trace that records every module."""
     parts = [f"only {workload[ONLY]}"] if workload.get(ONLY) else []
     parts += [f"only stage {workload[ONLY_STAGES]}"] if workload.get(ONLY_STAGES) else []
@@ -254,7 +255,7 @@ def chosen_stages(given: str | Iterable[str], known: Iterable[str]) -> tuple[str
 # and without regard to case. A name that no row knows is decided by its parameters. A module is in one family or in
 # none.
 
-HEAVY = "heavy"  # a word for all families that hold weights or run matrix products
+HEAVY = "heavy"  # a word for all families that hold weights or run matmuls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,13 +266,13 @@ class ModuleFamily:
     meaning: str
     endings: str  # of class names, as a regular expression
     params: frozenset[str] = frozenset()  # a module of another name that keeps all of these is in the family too
-    is_heavy: bool = False  # holds weights or runs matrix products: what a GPU spends its time on
+    is_heavy: bool = False  # holds weights or runs matmuls: what a GPU spends its time on
 
 
 FAMILIES = (
     ModuleFamily(
         name="linear",
-        meaning="one product with a weight: Linear, its parallel and quantised kinds, transformers' Conv1D",
+        meaning="one matmul with a weight: Linear, its parallel and quantised kinds, transformers' Conv1D",
         endings=r"Linear(Layer|Projection|4bit|8bitLt|FP8)?|(?-i:^Conv1D)",
         params=frozenset({"in_features", "out_features"}),
         is_heavy=True,
@@ -350,13 +351,13 @@ HEAVY_NAMES = frozenset(family.name for family in FAMILIES if family.is_heavy)
 _PATTERNS = [(family, re.compile(rf"(?:{family.endings})$", re.IGNORECASE)) for family in FAMILIES]
 
 
-def family_of(class_name: str, constructor_params: Mapping[str, Any] | None = None) -> str | None:
+def family_of(class_name: str, constructor_params: Mapping[str, object] | None = None) -> str | None:
     """The family of a module; None where no row of the table fits."""
     named = _family_of_name(class_name)
     if named is not None or not constructor_params:
         return named
-    kept = constructor_params.keys()
-    return next((family.name for family in FAMILIES if family.params and family.params <= kept), None)
+    given = constructor_params.keys()
+    return next((family.name for family in FAMILIES if family.params and family.params <= given), None)
 
 
 @lru_cache(maxsize=4096)
@@ -364,6 +365,22 @@ def _family_of_name(class_name: str) -> str | None:
     return next((family.name for family, pattern in _PATTERNS if pattern.search(class_name)), None)
 
 
-def is_heavy(class_name: str, constructor_params: Mapping[str, Any] | None = None) -> bool:
-    """Whether the module holds weights or runs matrix products, by its family."""
+def is_heavy(class_name: str, constructor_params: Mapping[str, object] | None = None) -> bool:
+    """Whether the module holds weights or runs matmuls, by its family."""
     return family_of(class_name, constructor_params) in HEAVY_NAMES
+
+
+# Names under which released models keep how many experts a layer has and how many a token takes; the first one decides.
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "n_experts")
+_CHOSEN = ("num_experts_per_tok", "top_k", "moe_top_k", "moe_topk", "moe_k", "num_selected_experts")
+
+
+def layer_experts(tables: Iterable[Mapping[str, Json]]) -> tuple[int, int] | None:
+    """Experts of a layer and experts per token, from the constructor parameters of its block and the block's parts."""
+    tables = list(tables)
+    counts = (
+        next((table[name] for table in tables for name in names if type(table.get(name)) is int and table[name] > 0), 0)
+        for names in (_EXPERTS, _CHOSEN)
+    )
+    experts, chosen = counts
+    return (experts, chosen) if experts and chosen else None

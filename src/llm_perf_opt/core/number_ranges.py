@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -66,6 +65,13 @@ def read_range(given: Given, name: str, *, points: int = POINTS) -> NumberRange:
     return NumberRange(round_numbers(low, high, points), is_range=low < high)
 
 
+def read_ends(given: Given | range, name: str) -> tuple[int, int]:
+    """The ends of a range, both included: `"1..512"`, `range(1, 513)`, a pair, or one number for both."""
+    if isinstance(given, range):
+        given = (given[0], given[-1]) if len(given) else ()
+    return read_range(given, name).ends
+
+
 def _read(given: Given, name: str) -> tuple[tuple[int, ...], bool]:
     """The numbers, and whether they are the ends of a range."""
     if isinstance(given, str):
@@ -119,13 +125,8 @@ def _inside(low: int, high: int, ladder: Iterator[int]) -> list[int]:
 
 
 def thinned(values: Sequence[int], most: int) -> tuple[int, ...]:
-    """At most so many of them, both ends among them, at places that are evenly spread."""
+    """At most this many of them, both ends among them, at places that are evenly spread."""
     if len(values) <= most:
         return tuple(values)
     last = len(values) - 1
     return tuple(values[round(place * last / (most - 1))] for place in range(most))
-
-
-def nearest(values: Sequence[int], wanted: float) -> int:
-    """Of ascending values the first that is not below `wanted`, or the last."""
-    return values[min(bisect_left(values, wanted), len(values) - 1)]

@@ -44,7 +44,7 @@ class Option:
         if not is_number and (not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool))):
             raise UsageError(
                 f"{self.name} cannot be {given!r}.",
-                why=f"it is of type {self.kind.__name__}",
+                why=f"it must be of type {self.kind.__name__}",
                 fix=f"give a value of that type, like {self.default!r}" if self.default is not None else "correct it",
             )
         self.check(value)
@@ -77,7 +77,7 @@ def option(
     header_none: tuple[object, ...] = (),
 ) -> Any:
     """A dataclass field with its declaration. `None` as default: not set, the model decides."""
-    told = {
+    declared = {
         "help": help,
         "metavar": metavar,
         "at_least": at_least,
@@ -85,11 +85,11 @@ def option(
         "read": read,
         "header_none": header_none,
     }
-    return field(default=default, metadata={_KEY: told})
+    return field(default=default, metadata={_KEY: declared})
 
 
 class OptionRecord:
-    """A frozen record whose fields are options. Limits and choices are checked wherever a value comes from."""
+    """A frozen record with options as fields. Limits and choices are checked wherever a value comes from."""
 
     __slots__ = ()
     taken_by: ClassVar[str] = "The model"  # for help texts and errors

@@ -35,7 +35,7 @@ _NAMESPACE = Path("/proc/self/ns/pid")  # containers of one host may share its n
 _UNKNOWN_START = "0" * 8  # where the system does not say when a process began
 _FOREIGN_AGE_S = 24 * 3600.0  # a file of another machine, untouched for so long, is left behind
 _NUMBERS = count()
-_OPEN: set[Path] = set()  # those of this process
+_OPEN: set[Path] = set()  # temporary files of this process
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
             raise PerfOptError(
                 f"Cannot make a temporary folder in {parent}.",
                 why=error.strerror or type(error).__name__,
-                fix="make room there, or choose a folder that you may write to (--out, or TMPDIR)",
+                fix="free some disk space there, or choose a folder that you may write to (--out, or TMPDIR)",
             ) from error
         yield folder
 
@@ -143,7 +143,7 @@ def _digest(text: str) -> str:
 # the disk. Whatever fails in between, and whenever the process is killed, a name holds the old file or the new one.
 
 _NOT_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}  # a file system that has no such request
-_NO_ROOM = "make room there, or choose another --out"
+_NO_ROOM = "free some disk space there, or choose another --out"
 _NOT_ALLOWED = "choose a folder that you may write to"
 _FIXES = {
     errno.ENOSPC: _NO_ROOM,
@@ -270,7 +270,7 @@ def require_free(files: Iterable[Path], *, force: bool) -> None:
         raise PerfOptError(
             f"Would overwrite {', '.join(taken)}.",
             why="a result is never overwritten silently",
-            fix="add --force (in Python force=True) to replace what is there, or choose another --out",
+            fix="add --force to replace what is there, or choose another --out",
         )
 
 
@@ -330,11 +330,11 @@ class Seal:
     """The digest that a file was written with, and the one that its bytes have: empty where the seal is not last."""
 
     written: str
-    found: str
+    computed: str
 
     def require(self, kind: SealedKind) -> None:
         """Refuse a file that is not, byte for byte, what was written."""
-        if self.written != self.found:
+        if self.written != self.computed:
             raise _changed(kind)
 
 
@@ -375,7 +375,7 @@ def _whole_characters(text: str) -> str:
     """A JSON text in which half of a surrogate pair, which no reader takes, is spelled out as six characters."""
     if not _HALF.search(text):
         return text
-    return _ESCAPES.sub(lambda found: found["whole"] or f"\\\\u{found['code'] or f'{ord(found[0]):04x}'}", text)
+    return _ESCAPES.sub(lambda escape: escape["whole"] or f"\\\\u{escape['code'] or f'{ord(escape[0]):04x}'}", text)
 
 
 def split_seal(raw: bytes) -> tuple[bytes, Seal | None]:
@@ -408,4 +408,4 @@ def _find_pair(raw: bytes) -> re.Match[bytes] | None:
 def _seal(raw: bytes, pair: re.Match[bytes]) -> Seal:
     is_last = raw[pair.end() :].strip() == b"}"
     digest = hashlib.sha256(memoryview(raw)[: pair.start()]).hexdigest() if is_last else ""
-    return Seal(written=pair[1].decode(), found=digest)
+    return Seal(written=pair[1].decode(), computed=digest)

@@ -1,7 +1,7 @@
-"""How a model is spread over ranks: tensor, expert, pipeline, fully sharded and data parallel, and which rank is meant.
+"""How a model is split between ranks: tensor, expert, pipeline, fully sharded and data parallel; and which rank runs.
 
 Ranks are numbered as transformers and torch number them: tensor parallel innermost, then fully sharded, then pipeline;
-replicas of the whole come outermost. Experts add no ranks: they are spread over the ranks of one pipeline stage.
+replicas of the whole come outermost. Experts add no ranks: they are split between the ranks of one pipeline stage.
 
 Engines have one more kind: `attention_dp` groups of tensor-parallel ranks have sequences of their own and share the
 experts of one replica, so they step together. vLLM calls that data parallel with expert parallel; `dp` here are whole
@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord, option
@@ -22,7 +22,7 @@ from llm_perf_opt.core.reading import FileKind, as_record, naming_file, parse_fo
 
 AXES = ("tp", "ep", "pp", "fsdp", "dp")
 HEADER_KEY = "parallel"  # in the deployment of a trace
-REPLICATED_KEY = "replicated"  # beside the plan: parameters that every rank holds whole
+REPLICATED_KEY = "replicated"  # next to the plan in a header: parameters that every rank holds whole
 MAX_RANKS = 65_536
 
 
@@ -33,7 +33,7 @@ class ParallelPlan(OptionRecord):
     taken_by: ClassVar[str] = "A parallel plan"
 
     tp: int = option(1, at_least=1, help="Ranks that share each weight matrix: tensor parallel.")
-    ep: int = option(1, at_least=1, help="Ranks that share the experts, among those of --tp and --fsdp.")
+    ep: int = option(1, at_least=1, help="Ranks that share the experts; --tp and --fsdp provide them.")
     pp: int = option(1, at_least=1, help="Stages that share the layers: pipeline parallel.")
     fsdp: int = option(1, at_least=1, help="Ranks that share the stored weights and gather them to run: fully sharded.")
     dp: int = option(1, at_least=1, help="Replicas of the whole, each with its own batch: data parallel.")
@@ -52,19 +52,19 @@ class ParallelPlan(OptionRecord):
         if self.ranks > MAX_RANKS:
             raise UsageError(
                 f"A plan of {self.ranks:,} ranks is too large.",
-                why=f"at most {MAX_RANKS:,} are taken, so that a slip of the pen does not run for hours",
+                why=f"the limit is {MAX_RANKS:,} ranks, so that a typing error does not run for hours",
                 fix="lower one of tp, pp, fsdp, dp",
             )
         if self.ep > 1 and self.stage_ranks % self.ep:
             raise UsageError(
                 f"{self.ep} ranks cannot share the experts.",
-                why=f"experts are spread over the ranks of one pipeline stage, {self.stage_ranks} here",
+                why=f"experts are split between the ranks of one pipeline stage, which has {self.stage_ranks} here",
                 fix="choose an ep that divides them: tp x fsdp, or tp x attention-dp",
             )
         if self.plan is not None and not self.is_spread:
             raise UsageError(
                 f"The plan {self.plan} would change nothing.",
-                why="its rules say what is shared between ranks, and there is one",
+                why="its rules say what ranks share, and there is only one rank",
                 fix="add --tp N, --ep N, --pp N or --fsdp N",
             )
         if self.rank is not None and self.rank >= self.ranks:
@@ -135,7 +135,7 @@ class ParallelPlan(OptionRecord):
         groups = {"attention-dp": self.attention_dp} if self.attention_dp > 1 else {}
         return " ".join(f"{axis}{size}" for axis, size in {**self.sizes(), **groups}.items()) or "one device"
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> dict[str, int | str]:
         """For the header of a trace: sizes, ranks and which rank this is."""
         return {
             **self.sizes(),
@@ -146,18 +146,18 @@ class ParallelPlan(OptionRecord):
 
 
 def layer_pattern(name: str) -> str:
-    """The name of a parameter with a `*` for every number in its path: those of all layers have one."""
+    """The name of a parameter with a `*` for every number in its path: it is the same in all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
-def replicated_in(deployment: Mapping[str, Any]) -> frozenset[str] | None:
+def replicated_in(deployment: Mapping[str, object]) -> frozenset[str] | None:
     """Patterns of the parameters that every rank holds whole; None: the header of the trace does not say."""
     header = deployment.get(HEADER_KEY)
     names = header.get(REPLICATED_KEY) if isinstance(header, Mapping) else None
     return frozenset(map(str, names)) if isinstance(names, list) else None
 
 
-def plan_in(deployment: Mapping[str, Any]) -> ParallelPlan | None:
+def plan_in(deployment: Mapping[str, object]) -> ParallelPlan | None:
     """The plan that the header of a trace names; None: the trace is of one device."""
     header = deployment.get(HEADER_KEY)
     if not isinstance(header, Mapping):
@@ -174,8 +174,8 @@ def plan_in(deployment: Mapping[str, Any]) -> ParallelPlan | None:
 #     [ep]
 #     "model.layers.*.mlp.experts" = "ep_dispatch_experts"
 #
-# A `*` stands for the number of a layer. The styles are those of the transformers that is installed. A model whose plan
-# is part of its folder here takes no such rules. DeepSeek-OCR takes how the views of a page are encoded:
+# A `*` stands for the number of a layer. The styles are the ones that the installed transformers has. A model
+# that brings its plan in its folder here takes no such rules. DeepSeek-OCR takes how the views of a page are encoded:
 #
 #     [vision]
 #     views = "split"      # or "replicated": every rank encodes all of them

@@ -1,6 +1,6 @@
 """Names -> import paths: the tables of plug-ins, which can be listed without loading any of them.
 
-Which options a model takes is found beside its entry, by the same rule: `workload_type`.
+The options of a model are found next to its entry, by the same rule: `workload_type`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.options import Option
-from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.protocols import (
-    Calibrator,
-    Drawing,
-    ExportLab,
-    FolderAdapter,
-    KnowsClosedForms,
-    ModelAdapter,
-    Reporter,
-    Source,
-    TakesOptions,
-    Tracer,
-)
-from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
-from llm_perf_opt.core.target import Part, Target, World
-from llm_perf_opt.core.workload import Workload
+
+# The records and protocols that describe plug-ins are imported where they are used: `--help` lists names alone.
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.measurement import MeasuredKernel
+    from llm_perf_opt.core.options import Option
+    from llm_perf_opt.core.parallel_plan import ParallelPlan
+    from llm_perf_opt.core.protocols import (
+        Calibrator,
+        Drawing,
+        ExportLab,
+        FolderAdapter,
+        KnowsClosedForms,
+        ModelAdapter,
+        Reporter,
+        Source,
+        TakesOptions,
+        Tracer,
+    )
+    from llm_perf_opt.core.target import Part, Target, World
+    from llm_perf_opt.core.workload import Workload
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -50,10 +51,17 @@ class Registry(Generic[T_co]):
         return tuple(self._entries)
 
     def get(self, name: str) -> T_co:
-        """The registered object; an unknown name raises with the nearest known one."""
+        """The registered object; an unknown name raises with the nearest known one, as does one that lacks torch."""
         self.check(name)
         module, _, attribute = self._entries[name].partition(":")
-        return cast("T_co", getattr(importlib.import_module(module), attribute))
+        try:
+            return cast("T_co", getattr(importlib.import_module(module), attribute))
+        except ModuleNotFoundError as error:
+            from llm_perf_opt.core.missing_packages import RUNS_MODELS, cannot_run
+
+            if error.name not in RUNS_MODELS:
+                raise
+            raise cannot_run(error.name) from error
 
     def package(self, name: str) -> str:
         """The package that the entry's module lies in; nothing is imported."""
@@ -91,8 +99,8 @@ MODEL_ALIASES: Mapping[str, str] = {"deepseek-ai/DeepSeek-OCR": "deepseek-ocr", 
 FOLDERS: Registry[type[FolderAdapter]] = Registry(
     "kind of model folder", {"huggingface": "llm_perf_opt.models.huggingface.adapter:HuggingFaceAdapter"}
 )
-FolderInputs = Callable[[str, Callable[[], Any], Workload, World | None], tuple[Target, ...]]
-# Model types whose inputs no signature tells: model folders that know them give the targets for such a folder.
+FolderInputs = Callable[[str, Callable[[], Any], "Workload", "World | None"], "tuple[Target, ...]"]
+# For these model types no signature tells the inputs: model folders that know them give the targets.
 FOLDER_INPUTS: Registry[FolderInputs] = Registry(
     "model type with inputs of its own", {"DeepseekOCR": "llm_perf_opt.models.deepseek_ocr.targets:released_targets"}
 )
@@ -170,7 +178,7 @@ DRAWINGS: Registry[type[Drawing]] = Registry(
 )
 
 
-def make_workload(model: str | ModelAdapter, **given: object) -> Workload:
+def make_workload(model: str | ModelAdapter | TakesOptions, **given: object) -> Workload:
     """The workload of a model (a registered name, a folder, an adapter) of values as a person gives them.
 
     A field that the model does not declare is refused.
@@ -178,8 +186,11 @@ def make_workload(model: str | ModelAdapter, **given: object) -> Workload:
     return workload_type(model).make(**given)
 
 
-def workload_type(model: str | ModelAdapter) -> type[Workload]:
+def workload_type(model: str | ModelAdapter | TakesOptions) -> type[Workload]:
     """The record of the options that a model takes; by name it loads no torch."""
+    from llm_perf_opt.core.protocols import TakesOptions
+    from llm_perf_opt.core.workload import Workload
+
     if not isinstance(model, str):
         return model.workload_type if isinstance(model, TakesOptions) else Workload
     if model in MODELS.names():
@@ -192,23 +203,27 @@ def workload_type(model: str | ModelAdapter) -> type[Workload]:
 
 def workload_options() -> dict[str, tuple[Option, tuple[str, ...]]]:
     """Every option of every model by name, and the models that take it; none is named where all do."""
+    from llm_perf_opt.core.workload import Workload
+
     named = {name: _declared_in(MODELS.package(name)) for name in MODELS.names()}
     folders = {
         record.taken_by[:1].lower() + record.taken_by[1:]: record
         for record in map(_declared_in, map(FOLDERS.package, FOLDERS.names()))
     }
     common = Workload.options()
-    found: dict[str, tuple[Option, tuple[str, ...]]] = {}
+    of_models: dict[str, tuple[Option, tuple[str, ...]]] = {}
     for taker, record in (*named.items(), *folders.items()):
         for name, declared in record.options().items():
             if name not in common:
-                first, takers = found.get(name, (declared, ()))
-                found[name] = first, (*takers, taker)
-    return {**found, **{name: (declared, ()) for name, declared in common.items()}}
+                first, takers = of_models.get(name, (declared, ()))
+                of_models[name] = first, (*takers, taker)
+    return {**of_models, **{name: (declared, ()) for name, declared in common.items()}}
 
 
 def _declared_in(package: str) -> type[Workload]:
     """`WORKLOAD` in the file `options.py` of a model's folder; the common fields where there is none."""
+    from llm_perf_opt.core.workload import Workload
+
     name = f"{package}.options"
     if name not in sys.modules and (not _is_there(package) or importlib.util.find_spec(name) is None):
         return Workload
@@ -223,6 +238,8 @@ def _is_there(package: str) -> bool:
 
 def folder_model_type(folder: Path) -> str:
     """What the folder's `config.json` says; nothing where it cannot be read, which the adapter reports."""
+    from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+
     try:
         stored = read_foreign_json(folder / "config.json", MODEL_FILE)
     except PerfOptError:

@@ -140,7 +140,7 @@ class Tracer(Protocol):
 
 @runtime_checkable
 class DrawingTracer(Tracer, Protocol):
-    """A tracer whose library draws pictures of its own."""
+    """A tracer that can draw pictures with its own library."""
 
     def require_drawable(self, target: Target, pictures: Sequence[ModulePicture]) -> None:
         """Refuse, before any run, a picture of a module that the model lacks, or that no program here can draw.
@@ -196,7 +196,7 @@ class KnowsStoredFormats(Protocol):
 
 @runtime_checkable
 class SpreadsOverRanks(Protocol):
-    """An adapter whose model can be spread over ranks."""
+    """An adapter with a model that can be split between ranks."""
 
     def on_rank(self, plan: ParallelPlan) -> ModelAdapter:
         """The same model as one rank of the plan holds and runs it."""
@@ -214,7 +214,7 @@ class CopiesKeyHeads(Protocol):
 
 @runtime_checkable
 class KnowsKindsOfRank(Protocol):
-    """An adapter whose ranks may differ in more than their pipeline stage."""
+    """An adapter with ranks that may differ in more than their pipeline stage."""
 
     def kinds_of_rank(self, plan: ParallelPlan, workload: Workload) -> tuple[int, ...]:
         """One rank of each kind, in order; of a plan that names a rank, that one."""
@@ -223,7 +223,7 @@ class KnowsKindsOfRank(Protocol):
 
 @runtime_checkable
 class KnowsLengths(Protocol):
-    """An adapter whose configuration says at which lengths of a context something may begin."""
+    """An adapter that reads from a configuration at which context lengths something may change, such as a window."""
 
     def lengths_of_interest(self) -> tuple[int, ...]:
         """Windows and chunks, in tokens."""
@@ -263,7 +263,7 @@ class CountsWholeRuns(Protocol):
 
 @runtime_checkable
 class ReadsTraces(Protocol):
-    """A source whose figures were made while a trace was, and lie in it."""
+    """A source with figures that were computed during tracing and saved in the trace."""
 
     def of_trace(self, graphs: Sequence[CallGraph]) -> tuple[SourceFigures, ...]:
         """The figures of each phase; or the reason why there are none."""
@@ -291,7 +291,7 @@ class RealRun:
 
 @runtime_checkable
 class RunsForReal(Protocol):
-    """An adapter whose real runs are more than its targets: files that are read, a prompt in words, own weights."""
+    """An adapter with real runs beyond its targets: files that are read, a prompt in words, own weights."""
 
     def real_run(self, workload: Workload, prompt: str | None) -> RealRun:
         """The phases to run one after the other; a prompt in words takes the place of `prompt_tokens`."""

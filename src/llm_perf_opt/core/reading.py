@@ -1,6 +1,6 @@
 """Files that are read back: bounded, strict, and decoded straight into typed records.
 
-Every file passes the same steps: at most so many bytes, strict JSON or TOML, at most so many values and levels, a
+Every file passes the same steps: at most this many bytes, strict JSON or TOML, at most this many values and levels, a
 schema version that this program reads, then the record. A file that fails one of them raises a `PerfOptError` that
 names the file, the place in it, what was expected there, and what to do. Rules between fields stay in the record.
 """
@@ -47,7 +47,7 @@ class FileKind:
     fix: str
     schema_version: int | None = None  # the one that is read; None: the file has no version
     is_sealed: bool = False  # written by this program, with a seal that a changed byte breaks
-    has_every_key: bool = False  # no key may be left out, not even one whose field has a default
+    has_every_key: bool = False  # no key may be left out, not even where the field has a default
     max_bytes: int = 2**26
     max_elements: int = 2**23  # values in lists and objects, all levels together
     max_levels: int = 64
@@ -58,9 +58,9 @@ class FileKind:
         """The error for a bad file of this kind."""
         return self.error(f"The {self.name} {problem}.", why=why, fix=self.fix)
 
-    def malformed(self, where: str, expected: str, found: object) -> PerfOptError:
+    def malformed(self, where: str, expected: str, value: object) -> PerfOptError:
         """The error for a value that is not what belongs there."""
-        return self.refusal(f"is malformed at {where[:200]}", f"expected {expected}, found {described(found)}")
+        return self.refusal(f"is malformed at {where[:200]}", f"expected {expected}, found {described(value)}")
 
 
 MODEL_FILE = FileKind(name="file of the model", fix="fetch the file again", stays_in_folder=True, error=UsageError)
@@ -156,17 +156,17 @@ def decode_json(raw: bytes, record: type[T], kind: FileKind, *, hook: Hook | Non
     raw, seal = split_seal(raw) if kind.is_sealed else (raw, None)
     _require_acceptable(_outline(raw, kind), kind)
     try:
-        found = msgspec.json.decode(raw, type=record, dec_hook=hook)
+        decoded = msgspec.json.decode(raw, type=record, dec_hook=hook)
     except msgspec.ValidationError as error:
         raise _malformed(error, _strict_json(raw, kind), record, kind, hook) from None
     except (msgspec.DecodeError, RecursionError) as error:
         why = "a text holds half of a surrogate pair" if _SURROGATE.search(raw) else str(error)
         raise _not_valid("JSON", why, kind) from None
-    if not isinstance(found, msgspec.Struct):  # a Struct says by itself which keys it takes
-        _require_same_keys(json.loads(raw), found, record, kind)
+    if not isinstance(decoded, msgspec.Struct):  # a Struct says by itself which keys it takes
+        _require_same_keys(json.loads(raw), decoded, record, kind)
     if seal is not None:  # last: what is wrong in itself is named by its place
         seal.require(kind)
-    return found
+    return decoded
 
 
 def parse_toml(raw: bytes, kind: FileKind) -> dict[str, Any]:
@@ -186,13 +186,13 @@ def as_record(document: Any, record: type[T], kind: FileKind, *, hook: Hook | No
 
     _require_acceptable(document, kind)
     try:
-        found = msgspec.convert(document, type=record, dec_hook=hook)
+        converted = msgspec.convert(document, type=record, dec_hook=hook)
     except UnicodeEncodeError:
         raise kind.refusal("is malformed", "a text holds half of a surrogate pair") from None
     except msgspec.ValidationError as error:
         raise _malformed(error, document, record, kind, hook) from None
-    _require_same_keys(document, found, record, kind)
-    return found
+    _require_same_keys(document, converted, record, kind)
+    return converted
 
 
 def _outline(raw: bytes, kind: FileKind) -> Any:
@@ -273,14 +273,14 @@ def _require_acceptable(document: Any, kind: FileKind) -> None:
 
 def _malformed(error: Exception, document: Any, record: type[T], kind: FileKind, hook: Hook | None) -> PerfOptError:
     fault = find_fault(error, document, record, hook)
-    return kind.malformed(fault.where, fault.expected, fault.found)
+    return kind.malformed(fault.where, fault.expected, fault.value)
 
 
-def _require_same_keys(document: Any, found: T, record: type[T], kind: FileKind) -> None:
+def _require_same_keys(document: Any, decoded: T, record: type[T], kind: FileKind) -> None:
     """No key that the record has no field for: a misspelt key would otherwise read as a missing one."""
     import msgspec
 
-    written = msgspec.to_builtins(found, enc_hook=str)
+    written = msgspec.to_builtins(decoded, enc_hook=str)
     if (unknown := unknown_key(document, written)) is not None:
         where, key = unknown
         raise kind.malformed(where, f"a known key{near(key, record)}", key)
@@ -310,7 +310,7 @@ class Fault:
 
     where: str
     expected: str
-    found: object
+    value: object
 
 
 def find_fault(error: Exception, document: Any, record: Any, hook: Hook | None) -> Fault:
@@ -321,7 +321,7 @@ def find_fault(error: Exception, document: Any, record: Any, hook: Hook | None) 
     """
     message = _complaint(document, record, hook)
     if message is None:  # the text is at fault, not a value
-        return Fault(where="the top level", expected=str(error), found=document)
+        return Fault(where="the top level", expected=str(error), value=document)
     place = _PLACE.search(message)
     if place is None:
         return _worded("the top level", message, document, record)
@@ -375,14 +375,14 @@ def _bad_entry(mapping: dict[str, Any], path: str, document: Any, record: Any, h
 
 def _worded(where: str, complaint: str, value: object, record: Any) -> Fault:
     if missing := re.fullmatch(r"Object missing required field `(.*)`", complaint, re.DOTALL):
-        return Fault(where=where, expected=f"the key {missing[1]!r}{_misspelt(missing[1], value, record)}", found=value)
+        return Fault(where=where, expected=f"the key {missing[1]!r}{_misspelt(missing[1], value, record)}", value=value)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", complaint, re.DOTALL):
-        return Fault(where=where, expected=f"a known key{near(unknown[1], record)}", found=unknown[1])
+        return Fault(where=where, expected=f"a known key{near(unknown[1], record)}", value=unknown[1])
     if complaint.startswith("Invalid enum value"):
-        return Fault(where=where, expected="one of the values that the schema lists", found=value)
+        return Fault(where=where, expected="one of the values that the schema lists", value=value)
     expected = re.sub(r", got .*$", "", complaint.removeprefix("Expected "), flags=re.DOTALL)
     expected = re.sub(r"`([^`]*)`", lambda types: _in_words(types[1]), expected)
-    return Fault(where=where, expected=expected, found=value)
+    return Fault(where=where, expected=expected, value=value)
 
 
 def _in_words(types: str) -> str:
@@ -423,7 +423,7 @@ def unknown_key(document: Any, known: Any, where: str = "") -> tuple[str, str] |
         pairs = [(*both, f"{where}[{row}]") for row, both in enumerate(zip(document, known, strict=False))]
     else:
         return None
-    return next((found for pair in pairs if (found := unknown_key(*pair)) is not None), None)
+    return next((unknown for pair in pairs if (unknown := unknown_key(*pair)) is not None), None)
 
 
 def described(value: object) -> str:

@@ -244,7 +244,7 @@ ANSWER_LINES = 3
 class Report:
     """Everything one command has to say, ready for any format; `chapters` are reports of their own inside it.
 
-    `answer` is what a reader must know first, in at most three lines: does it fit, how fast, what limits, what next.
+    `answer` is what a reader must know first, in at most three lines: does it fit, how fast, bottleneck, what next.
     """
 
     title: str
@@ -288,14 +288,14 @@ class StudyView:
 _NAMED = 2  # stages
 
 
-def largest_text(figures: Mapping[str, int | float | None], most: int = _NAMED) -> str:
+def largest_text(figures: Mapping[str, int | float | None]) -> str:
     """`sam 66 %, prefill 23 %`: the largest parts of their sum; empty where one is not known, or all are nothing."""
     known = {name: value for name, value in figures.items() if value is not None}
-    whole = sum(known.values())
-    if not whole or len(known) < len(figures):
+    total = sum(known.values())
+    if not total or len(known) < len(figures):
         return ""
-    first = sorted(known, key=lambda name: -known[name])[:most]
-    return ", ".join(f"{name} {share_text(known[name] / whole)}" for name in first if known[name])
+    first = sorted(known, key=lambda name: -known[name])[:_NAMED]
+    return ", ".join(f"{name} {share_text(known[name] / total)}" for name in first if known[name])
 
 
 class _Stage(Protocol):

@@ -91,14 +91,14 @@ def locked_folder(folder: Path, *, fix: str) -> Iterator[None]:
                 why=f"process {pid or 'unknown'} holds its lock{on}{host}",
                 fix=fix,
             ) from error
-        with suppress(OSError):  # a full disk: the lock holds, it only does not say whose it is
+        with suppress(OSError):  # a full disk: the lock holds, it only does not name its owner
             lock.truncate(0)
             lock.write(f"{writer_name()}\n".encode())
         yield
 
 
 _WATCH_POLL_S = 0.2
-DOING: dict[int, str] = {}  # thread -> the module whose forward it entered last
+DOING: dict[int, str] = {}  # thread -> the module that it called last
 _OPEN: list[RunWatch] = []
 
 
@@ -143,7 +143,7 @@ class RunWatch:
             error.add_reason(self._place())
 
     def doing(self) -> str:
-        """The phase, and the module whose forward was entered last."""
+        """The phase, and the module that was called last."""
         path = DOING.get(self._runner)
         return self._what if path is None else f"{self._what}, in module {path or '(root)'}"
 

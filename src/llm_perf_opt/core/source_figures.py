@@ -20,10 +20,10 @@ class Method(StrEnum):
 class WorkFamily(StrEnum):
     """What kind of matrix work an operator does, under whatever name a source lists it."""
 
-    PRODUCT = "matrix product"
+    MATMUL = "matmul"
     CONVOLUTION = "convolution"
     ATTENTION = "fused attention"
-    GROUPED = "grouped product"
+    GROUPED = "grouped matmul"
     OTHER = "other"
 
 
@@ -94,7 +94,7 @@ class SourceFigures:
     parameters: int | None = None
     activations: int | None = None
     bytes_moved: int | None = None
-    active_parameters: int | None = None  # elements of weights that enter a matrix product, per forward of the phase
+    active_parameters: int | None = None  # elements of weights that enter a matmul, per forward of the phase
     weight_bytes: int | None = None
     kv_cache_bytes: int | None = None  # held when the phase ends
     kv_bytes_per_token: int | None = None
@@ -150,7 +150,7 @@ _ATTENTION = (
 )
 _GROUPED = ("grouped_mm", "grouped_linear", "routed_experts")
 _CONVOLUTIONS = ("conv", "conv1d", "conv2d", "conv3d", "convolution")
-_PRODUCTS = (
+_MATMULS = (
     "linear",
     "bilinear",
     "trilinear",
@@ -165,7 +165,7 @@ _PRODUCTS = (
     "gemm",
     "proj",
 )
-_VECTOR_PRODUCTS = ("mv", "addmv", "dot", "vdot", "vecdot", "tensordot", "inner")
+_VECTOR_MATMULS = ("mv", "addmv", "dot", "vdot", "vecdot", "tensordot", "inner")
 
 
 def operator_name(operator: str) -> str:
@@ -180,7 +180,7 @@ def flops_in(figures: SourceFigures, family: WorkFamily) -> int:
 
 
 def family_of(operator: str) -> WorkFamily:
-    """The family of an operator, by the words of its name; resampling is no product, linear though it may be."""
+    """The family of an operator, by the words of its name; resampling is no matmul, linear though it may be."""
     name = operator_name(operator)
     words = name.split("_")
     if any(part in name for part in _ATTENTION):
@@ -189,6 +189,6 @@ def family_of(operator: str) -> WorkFamily:
         return WorkFamily.GROUPED
     if any(word in _CONVOLUTIONS for word in words):
         return WorkFamily.CONVOLUTION
-    if "upsample" not in words and any(word in (*_PRODUCTS, *_VECTOR_PRODUCTS) for word in words):
-        return WorkFamily.PRODUCT
+    if "upsample" not in words and any(word in (*_MATMULS, *_VECTOR_MATMULS) for word in words):
+        return WorkFamily.MATMUL
     return WorkFamily.OTHER

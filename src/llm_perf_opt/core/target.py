@@ -102,7 +102,7 @@ class Target:
     prepare: Callable[[Any], object] | None = None
     notes: tuple[str, ...] = ()
     chain: Chain = Chain()
-    world: World | None = None  # of a model that is spread over ranks: open while it is built and while it runs
+    world: World | None = None  # of a model that is split between ranks: open while it is built and while it runs
     has_weights: bool = False  # `build` gives the weights that are to run: real runs neither fill nor load any
 
     def start(self, model: Any) -> object:
@@ -149,7 +149,7 @@ _KIND = FileKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """Layers whose routers choose `chosen` of `experts` for each of `tokens`, in each of `forwards`.
+    """Layers with routers that choose `chosen` of `experts` for each of `tokens`, in each of `forwards`.
 
     How many experts are called follows from the routing policy, which the trace states.
     """
@@ -165,8 +165,8 @@ class RoutedExperts:
 class ExpectedCalls:
     """The calls of one kind of module in one phase, with the formula in words.
 
-    `paths` is a module path in which `*` stands for one name: `model.layers.*`. Empty: `fact` is the name of a runtime
-    fact whose sum is checked in place of calls. `calls` is None for routed experts.
+    `paths` is a module path in which `*` stands for one name: `model.layers.*`. Empty: `fact` names a runtime fact,
+    and its sum is checked in place of calls. `calls` is None for routed experts.
     """
 
     what: str  # "SAM blocks"

@@ -1,4 +1,4 @@
-"""How many bytes a tensor takes, by dtype or stored format: bits per value, values per scale, type of the products.
+"""How many bytes a tensor takes, by dtype or stored format: bits per value, values per scale, type of the matmuls.
 
 A stored format is the `dtype` of a weight's `TensorMeta`, so everything that adds up bytes follows by itself.
 A name reads from left to right:
@@ -6,10 +6,10 @@ A name reads from left to right:
     values [-grouping] [-options] [.T]         int4-g128-sym, fp8-block128, nf4-g64-double, int8-channel-a8
 
 `-gN` is one scale for N neighbours along the input dimension, `-channel` one for each output, `-tensor` one for the
-matrix, `-blockN` one for N x N values. Integers of at most 6 bits have a zero point beside each scale unless `-sym`,
-those of 8 bits only with `-asym`. `-double` quantises the scales once more, `-sN` gives a scale N bits.
+matrix, `-blockN` one for N x N values. Integers of at most 6 bits have a zero point next to each scale unless `-sym`,
+8-bit integers only with `-asym`. `-double` quantises the scales once more, `-sN` gives a scale N bits.
 `-a8`, `-afp8` and `-a16` say that activations are int8, fp8 or 16-bit whatever the family's own rule is.
-`.T` marks a tensor whose input dimension is the last but one, as in a transposed view.
+`.T` marks a tensor with the input dimension as the last but one, as in a transposed view.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DOUBLE_GROUP, _DOUBLE_SCALE_BITS = 256, 8  # bitsandbytes: the scales themselve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """What a matrix of `rows` outputs and `columns` inputs takes, and in which type its products run.
+    """What a matrix of `rows` outputs and `columns` inputs takes, and in which type its matmuls run.
 
     `rows_per_scale` and `columns_per_scale` are the block of values that share a scale; None: all of them. With
     `is_flat` the columns run on over the ends of the rows, as bitsandbytes counts. `compute` is the torch dtype of the
-    products, None where values are turned into the activation's own type first.
+    matmuls, None where values are turned into the activation's own type first.
     """
 
     value_bits: int
@@ -150,9 +150,9 @@ def stored_dtype(name: str) -> str:
     if full in SHORT_NAMES.values() or (is_weight_format(full) and not full.endswith(TRANSPOSED)):
         return full
     raise UsageError(
-        f"{name!r} is no weight format.",
-        why=f"known are {', '.join(WHAT_IF_NAMES)}, and names put together like int4-g64-sym or fp8-block128",
-        fix="docs/weight-formats.md lists them; weights for a real run are named with trace --load-weights",
+        f"{name!r} is not a weight format.",
+        why=f"the formats are {', '.join(WHAT_IF_NAMES)}, and combined names such as int4-g64-sym or fp8-block128",
+        fix="docs/reference/weight-formats.md lists them; weights for a real run are named with trace --load-weights",
     )
 
 
@@ -161,7 +161,7 @@ def cache_dtype(name: str) -> str:
     if name in CACHE_NAMES:
         return CACHE_NAMES[name]
     raise UsageError(
-        f"{name!r} is no cache format.", why=f"known are {', '.join(CACHE_NAMES)}", fix="pick one of these"
+        f"{name!r} is not a cache format.", why=f"the formats are {', '.join(CACHE_NAMES)}", fix="choose one"
     )
 
 
@@ -173,8 +173,8 @@ def weight_format(name: str) -> WeightFormat:
         raise PerfOptError(
             f"The size of dtype {name!r} is not known.",
             why="it is neither a torch dtype nor a stored weight format, and its bytes would have to be guessed",
-            fix="formats read like int4-g128, fp8-block128, mxfp4: docs/weight-formats.md; "
-            "a new one is a line in callgraph/weight_formats.py",
+            fix="formats read like int4-g128, fp8-block128, mxfp4: docs/reference/weight-formats.md; "
+            "a new one is a line in core/tensor_formats.py",
         )
     form = _grouped(_FAMILIES[match["values"]], match)
     for option in match["options"].split("-")[1:]:
@@ -221,10 +221,10 @@ def untransposed(dtype: str) -> str:
     return dtype.removesuffix(TRANSPOSED)
 
 
-def product_dtype(dtypes: Iterable[str]) -> str | None:
-    """In which type a product of such operands runs; None where no operand tells.
+def matmul_dtype(dtypes: Iterable[str]) -> str | None:
+    """In which type a matmul of such operands runs; None where no operand tells.
 
-    Weight-only formats are turned into the activation's type first, which is that of the first dense operand.
+    Weight-only formats are turned into the activation's type first: the type of the first dense operand.
     """
     dense: str | None = None
     for dtype in dtypes:

@@ -8,6 +8,11 @@ _BEYOND_PREFIXES = 1e9  # no prefix makes it short, so it has an exponent
 _SECOND_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
+def macs_of(flops: int | None) -> int | None:
+    """Multiply-adds, each of which is two FLOPs."""
+    return None if flops is None else flops // 2
+
+
 def format_count(count: float) -> str:
     """`3,336,106,240`: exact, with thousands separators; a mean of counts has three significant digits."""
     if isinstance(count, int):

@@ -41,7 +41,7 @@ class WorkLimits(OptionRecord):
         None,
         at_least=0,
         metavar="GIB",
-        help="Stop when this process holds so much memory. Default: nine tenths of the machine.",
+        help="Stop when this process holds this much memory. Default: nine tenths of the machine.",
     )
 
     @property
@@ -96,7 +96,7 @@ def refuse_memory(at_least_bytes: int, what: str) -> None:
 
 _OPS_PER_STEP = 10  # fewer than any decoder layer runs
 _BYTES_PER_TOKEN = 24  # of an id, its mask and its position
-_FEWEST_TOKENS = 32  # of a prompt whose length the model decides
+_FEWEST_TOKENS = 32  # of a prompt where the model decides the length
 
 
 def refuse_workload(*, batch: int, tokens: int, decode_steps: int, new_tokens: int = 1) -> None:
@@ -188,17 +188,17 @@ def process_memory_bytes() -> int | None:
 
 def machine_memory_bytes() -> int | None:
     """What the machine has, or the container that we run in, or what this process may have (`ulimit -v`)."""
-    found = []
+    sizes = []
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            found.append(int(Path(file).read_text()))
+            sizes.append(int(Path(file).read_text()))
         except (OSError, ValueError):  # no such file, or the word "max"
             continue
     with suppress(OSError, ValueError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with suppress(ImportError):  # not everywhere
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-        found += [soft] if soft != resource.RLIM_INFINITY else []
-    return min(found, default=None)
+        sizes += [soft] if soft != resource.RLIM_INFINITY else []
+    return min(sizes, default=None)

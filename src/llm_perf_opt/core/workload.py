@@ -2,7 +2,7 @@
 
 A field declared here is an option of every verb, of `profile` (`workload.NAME=...`) and of `trace()` in Python, and is
 read back from saved traces. What only one model understands is declared in that model's folder. The guide to both is
-`docs/add-an-option.md`.
+`docs/contributing/add-an-option.md`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Workload(OptionRecord):
     )
     batch: int = option(1, at_least=1, help="Sequences run together.")
     dtype: str = option("bfloat16", choices=DTYPES, help="Type of weights and activations.")
+    autocast: str | None = option(
+        None,
+        choices=("bfloat16", "float16"),
+        help="Run the model inside torch.autocast with this type, as the released inference of DeepSeek-OCR does.",
+    )
     attention: str | None = option(
         None,
         choices=("eager", "sdpa", "flash"),
@@ -51,7 +56,7 @@ class Workload(OptionRecord):
         return workload if isinstance(workload, cls) else cls.make(**workload.changed())
 
     @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> Self:
+    def from_header(cls, header: Mapping[str, object]) -> Self:
         """The workload that a trace was made with, with the defaults that were filled in then."""
         given = {name: header[name] for name in cls.options() if name in header}
         return cls.make(
@@ -66,14 +71,14 @@ class Workload(OptionRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode(OptionRecord):
-    """Whose code of a model runs: its own, or the one that an engine has for it."""
+    """Which code of a model runs: its own, or the classes that an engine has for it."""
 
     taken_by: ClassVar[str] = "The code of a model"
 
     code: str = option(
         "reference",
         choices=("reference", "vllm"),
-        help="Whose code runs: the model's own, or vLLM's classes for it (a folder; needs vLLM's environment).",
+        help="Which code runs: the model's own, or vLLM's classes for it (a folder; needs vLLM's environment).",
     )
 
 
@@ -90,7 +95,7 @@ def _cache_format(given: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment(OptionRecord):
-    """How a model is served, beside what it is asked to do; `None` means as the checkpoint says.
+    """How a model is served, apart from its workload; `None` means as the checkpoint says.
 
     `device` is the hardware, by its id in the table of devices. The torch device that code sees is another thing:
     `cuda` or `cpu`.

@@ -17,7 +17,7 @@ _MOST_RUNS = 3  # of numbers in the label of a family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyCollectives:
-    """Equal collectives of modules whose paths differ in numbers alone."""
+    """Equal collectives of modules with paths that differ in numbers alone."""
 
     stage: str
     family: str  # `model.layers.[0-79].mlp.down_proj`
@@ -53,10 +53,10 @@ def family_collectives(graph: CallGraph) -> list[FamilyCollectives]:
     stages, stage_of = stage_names(graph), stage_of_calls(graph)
     counts: dict[tuple[str, str, Collective], int] = {}
     paths: dict[tuple[str, str, Collective], dict[str, None]] = {}
-    for call, asked in sorted(calls.items()):
+    for call, in_call in sorted(calls.items()):
         path = _path(graph, call)
         stage = graph.phase if call < 0 else stages[stage_of[call]]
-        for collective, count in asked.items():
+        for collective, count in in_call.items():
             key = (stage, path_pattern(path), collective)
             counts[key] = counts.get(key, 0) + count
             paths.setdefault(key, {})[path] = None
@@ -127,15 +127,15 @@ def with_collectives(report: Report, graphs: Sequence[CallGraph]) -> Report:
 def _rows(graphs: Iterable[CallGraph]) -> Iterator[tuple[str, str, str, str, int, str, int, int, int]]:
     for graph in graphs:
         for part in family_collectives(graph):
-            asked = part.collective
+            collective = part.collective
             yield (
                 graph.phase,
                 part.stage,
-                str(asked.kind),
+                str(collective.kind),
                 part.family,
-                asked.group.size,
-                str(asked.group),
+                collective.group.size,
+                str(collective.group),
                 part.count,
-                asked.payload_bytes,
+                collective.payload_bytes,
                 part.payload_bytes,
             )

@@ -92,7 +92,7 @@ def _bytes_as_held(kinds: Mapping[OpKind, int]) -> int | None:
 
 
 def _has_formats_alone(graph: CallGraph) -> bool:
-    """Whether weights are stored in formats and none in another type of torch, of which no tensor beside it tells."""
+    """Whether all weights are stored in formats, so that no tensor of the graph tells the original torch type."""
     names = graph.deployment.get("weights")
     return isinstance(names, str) and all(map(is_weight_format, names.split(" + ")))
 

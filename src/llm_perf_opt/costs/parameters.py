@@ -25,7 +25,7 @@ from llm_perf_opt.ops.table import op_role, price
 
 
 def parameters_by_stage(graph: CallGraph) -> dict[str, int]:
-    """Stage -> parameter elements it owns, by name: the stage whose path is the longest prefix, else the phase.
+    """Stage -> parameter elements it owns, by name: the stage with the longest matching path, else the phase.
 
     Ownership does not ask what ran, so an expert without tokens counts. Tied weights count once, where they are named
     first; buffers are not parameters.
@@ -75,7 +75,7 @@ def gathered_weights(graph: CallGraph) -> dict[int, Parameter]:
         return {}
     shards = {parameter.storage: parameter for parameter in untied(graph.parameters)}
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
-    sent: dict[int, list[Parameter | None]] = {}  # storage of a buffer -> whose shards it holds, in order
+    sent: dict[int, list[Parameter | None]] = {}  # storage of a buffer -> the weights that it holds shards of, in order
     gathered: dict[int, Parameter] = {}  # with the shape of the shard until an op shows the whole one
     owners: dict[int, Parameter] = {}
     for row, number in enumerate(ops.kind):
@@ -107,7 +107,7 @@ def serves_gather(kind: OpKind) -> bool:
 
 
 def weights_by_storage(graph: CallGraph) -> dict[int, Parameter]:
-    """Row of a storage -> the weight whose values it holds; views share the weight's own storage."""
+    """Row of a storage -> the weight that it holds the values of; views share the weight's own storage."""
     by_storage = {parameter.storage: parameter for parameter in untied(graph.parameters) if parameter.storage >= 0}
     by_storage.update(gathered_weights(graph))
     ops = ops_of(graph)
@@ -134,10 +134,10 @@ def hands_weight_on(kind: OpKind) -> bool:
 
 
 def active_parameters(graph: CallGraph) -> dict[str, int | None]:
-    """Stage -> elements of weights that enter its matrix products, per forward of the phase.
+    """Stage -> elements of weights that enter its matmuls, per forward of the phase.
 
     A weight that is cast or transposed first is followed, and so are experts picked from a stack of them. Of the stack
-    in a grouped product those experts count that got rows; where the trace does not tell, as many as there are rows.
+    in a grouped matmul those experts count that got rows; where the trace does not tell, as many as there are rows.
     A lookup reads a few rows of its table and multiplies nothing, so an embedding is not active; scales of norms and
     biases are not either. Within one forward a weight counts once however often it is used; parts of one that are
     multiplied apart are taken to be different parts.
@@ -169,18 +169,18 @@ class _Uses:
     """Which storages hold weights, and how much of each a forward multiplies with."""
 
     def __init__(self, graph: CallGraph) -> None:
-        whole = gathered_weights(graph)
+        gathered = gathered_weights(graph)
         self._sizes = {p.storage: elements(p.meta) for p in untied(graph.parameters) if p.storage >= 0}
-        self._sizes.update((weight.storage, elements(weight.meta)) for weight in whole.values())
+        self._sizes.update((weight.storage, elements(weight.meta)) for weight in gathered.values())
         self.shares = {storage: _Share(storage, size) for storage, size in self._sizes.items()}
         self.shares.update(
-            (made, _Share(weight.storage, self._sizes[weight.storage])) for made, weight in whole.items()
+            (made, _Share(weight.storage, self._sizes[weight.storage])) for made, weight in gathered.items()
         )
         self.unclear_stages: set[int] = set()
         self._entered: Counter[tuple[int, int, int]] = Counter()
 
     def enter(self, stage: int, forward: int, storage: int, size: int) -> None:
-        """`size` elements of what `storage` holds are an operand of a product."""
+        """`size` elements of what `storage` holds are an operand of a matmul."""
         self._entered[stage, forward, storage] += size
 
     def pass_on(self, storage: int, made: int, size: int) -> None:
@@ -198,7 +198,7 @@ class _Uses:
 
 
 def _uses(graph: CallGraph) -> _Uses:
-    """Every op in order: a product uses weights, a cast or a gather hands them on, an unknown op leaves a doubt."""
+    """Every op in order: a matmul uses weights, a cast or a gather hands them on, an unknown op leaves a doubt."""
     ops, stages, forward_of_op = ops_of(graph), stage_of_ops(graph), forward_of_ops(graph)
     offsets, output_offsets = tensor_offsets(graph)
     prices = [price(kind) for kind in graph.op_kinds]
@@ -221,9 +221,9 @@ def _uses(graph: CallGraph) -> _Uses:
 
 
 def _operand_sizes(kind: OpKind) -> tuple[int, ...]:
-    """Per input, the elements that a product multiplies with; a vector is a bias or a scale.
+    """Per input, the elements that a matmul multiplies with; a vector is a bias or a scale.
 
-    In a grouped product of a matrix and a stack, the rows (or columns) of the one are split between the matrices of the
+    In a grouped matmul of a matrix and a stack, the rows (or columns) of the one are split between the matrices of the
     other: those without rows are not used.
     """
     sizes = [elements(meta) if len(meta.shape) > 1 else 0 for meta in kind.inputs]

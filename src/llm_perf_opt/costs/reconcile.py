@@ -199,8 +199,8 @@ def _filled(source: SourceFigures, known: dict[WorkFamily, int]) -> Iterator[Bli
 def _entries(left: SourceFigures, right: SourceFigures, context_tokens: int | None) -> Iterator[FlopsDifference]:
     """Per family where both list operators, and on the whole stage otherwise.
 
-    A source may run as products what another runs fused, so where the stage agrees as a whole the families are not
-    compared, and where it does not, fused work that one of them does in products counts as products.
+    A source may run as matmuls what another runs fused, so where the stage agrees as a whole the families are not
+    compared, and where it does not, fused work that one of them does in matmuls counts as matmuls.
     Nor are they where an op without a formula may be in any of them, and would excuse each.
     """
     if left.flops is None or right.flops is None:
@@ -218,10 +218,10 @@ def _entries(left: SourceFigures, right: SourceFigures, context_tokens: int | No
 
 
 def _unfuse(family: WorkFamily, left: dict[WorkFamily, int], right: dict[WorkFamily, int]) -> None:
-    """Count a family that only one of them lists among its products."""
+    """Count a family that only one of them lists among its matmuls."""
     if (family in left) != (family in right):
         fused = left if family in left else right
-        fused[WorkFamily.PRODUCT] = fused.get(WorkFamily.PRODUCT, 0) + fused.pop(family)
+        fused[WorkFamily.MATMUL] = fused.get(WorkFamily.MATMUL, 0) + fused.pop(family)
 
 
 def _difference(
@@ -264,7 +264,7 @@ FIGURES = (
     "kv_cache_bytes",
     "kv_bytes_per_token",
 )
-_LEAVES_OUT = ("grouped-product-uncounted", "op-without-formula", "outside-isolated-modules")  # whole ops
+_LEAVES_OUT = ("grouped-matmul-uncounted", "op-without-formula", "outside-isolated-modules")  # whole ops
 _BY_EXPERTS = ("active_parameters", "bytes_moved")  # they depend on which experts got tokens
 
 _BY_STORAGE = ("bytes_moved", "weight_bytes", "kv_cache_bytes", "kv_bytes_per_token")
@@ -353,13 +353,13 @@ def _is_of(operator: OperatorFigure, spot: BlindSpot) -> bool:
 
 
 _MISSING = frozenset(
-    {"fused-attention-uncounted", "grouped-product-uncounted", "op-without-formula", "outside-isolated-modules"}
+    {"fused-attention-uncounted", "grouped-matmul-uncounted", "op-without-formula", "outside-isolated-modules"}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleSource:
-    """One figure of one stage with one source. `family` is that of the operators, where the figure is FLOPs."""
+    """One figure of one stage with one source. `family` is the family of operators, where the figure is FLOPs."""
 
     phase: str
     stage: str
@@ -390,7 +390,7 @@ def _single(source: SourceFigures, figure: str, family: WorkFamily | None, value
 
 
 def _tells(source: SourceFigures, family: WorkFamily) -> bool:
-    """Whether the figure of a source holds the work of these operators, fused or as the products they stand for."""
+    """Whether the figure of a source holds the work of these operators, fused or as the matmuls they stand for."""
     return source.flops is not None and not any(_hides(spot, family) for spot in source.blind_spots)
 
 
@@ -417,9 +417,7 @@ class CountingCause(Cause):
 CAUSES = CauseTable(
     CountingCause(name="mac-not-flop", meaning="the source counts multiply-adds and calls them FLOPs: exactly half"),
     CountingCause(name="fused-attention-uncounted", meaning="the source has no formula for a fused attention kernel"),
-    CountingCause(
-        name="grouped-product-uncounted", meaning="the source has no formula for grouped products of experts"
-    ),
+    CountingCause(name="grouped-matmul-uncounted", meaning="the source has no formula for grouped matmuls of experts"),
     CountingCause(name="causal-half", meaning="the source halves attention under a causal mask", tolerance=0.01),
     CountingCause(name="head-on-all-positions", meaning="one source runs the output head on the last position only"),
     CountingCause(name="routing", meaning="the sources sent tokens to different experts", limit=0.05),
@@ -430,9 +428,9 @@ CAUSES = CauseTable(
     CountingCause(name="outside-isolated-modules", meaning="work done between the modules that were run by themselves"),
     CountingCause(name="elementwise-counted", meaning="the source adds elementwise work, which is kept apart here"),
     CountingCause(
-        name="broadcast-uncounted", meaning="the source reads the batch off the left operand of a product alone"
+        name="broadcast-uncounted", meaning="the source reads the batch off the left operand of a matmul alone"
     ),
-    CountingCause(name="router-uncounted", meaning="the source leaves out the products that score experts"),
+    CountingCause(name="router-uncounted", meaning="the source leaves out the matmuls that score experts"),
     CountingCause(
         name="latent-attention-expanded",
         meaning="the source prices a step on latent vectors as if the new token's keys and values were expanded",
@@ -447,8 +445,8 @@ CAUSES = CauseTable(
 )
 
 
-_ROUTED = (None, WorkFamily.PRODUCT, WorkFamily.GROUPED)  # where experts do their work
-WHOLE_FAMILY = {"fused-attention-uncounted": WorkFamily.ATTENTION, "grouped-product-uncounted": WorkFamily.GROUPED}
+_ROUTED = (None, WorkFamily.MATMUL, WorkFamily.GROUPED)  # where experts do their work
+WHOLE_FAMILY = {"fused-attention-uncounted": WorkFamily.ATTENTION, "grouped-matmul-uncounted": WorkFamily.GROUPED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,16 +505,16 @@ def _bounded(
 def _belongs(spot: BlindSpot, other: SourceFigures, family: WorkFamily | None) -> bool:
     """Whether the blind spot shows in this family when compared with `other`.
 
-    Fused ops are a family of their own, unless the other source lists them as the plain products they stand for.
+    Fused ops are a family of their own, unless the other source lists them as the plain matmuls they stand for.
     """
     if family is None:
         return True
-    whole = WHOLE_FAMILY.get(spot.cause)
-    if whole is None:
+    uncounted = WHOLE_FAMILY.get(spot.cause)
+    if uncounted is None:
         return family is family_of(spot.operator)
-    if flops_in(other, whole) or any(theirs.cause == spot.cause for theirs in other.blind_spots):
-        return family is whole
-    return family in (whole, WorkFamily.PRODUCT)
+    if flops_in(other, uncounted) or any(theirs.cause == spot.cause for theirs in other.blind_spots):
+        return family is uncounted
+    return family in (uncounted, WorkFamily.MATMUL)
 
 
 def _of(spot: BlindSpot, flops: int) -> FlopsExplanation:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import Role, weight_matrices
-from llm_perf_opt.core.callgraph.records import Json, Parameter
+from llm_perf_opt.core.callgraph.queries import Role, count_kinds, weight_matrices
+from llm_perf_opt.core.callgraph.records import Json, OpKind, Parameter
 from llm_perf_opt.core.collectives import SYMMETRY, CollectiveKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.report import Level, Note
@@ -33,6 +33,33 @@ def run_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
     yield from (Note(text) for text in dict.fromkeys(graphs[0].notes if graphs else ()) if text in shared)
     for graph in graphs:
         yield from (Note(f"{graph.phase}: {text}") for text in graph.notes if text not in shared)
+        yield from _cast_note(graph)
+
+
+def casts_of(graph: CallGraph) -> tuple[int, int]:
+    """Conversions from one floating-point type to another, and the bytes that they read and write."""
+    kinds = count_kinds(graph).items() if graph.ops is not None else ()
+    casts = [(kind, count) for kind, count in kinds if kind.name in _CASTS and _is_conversion(kind)]
+    sizes = (count * sum(tensor_bytes(meta) for meta in (kind.inputs[0], kind.outputs[0])) for kind, count in casts)
+    return sum(count for _, count in casts), sum(sizes)
+
+
+_CASTS = frozenset({"aten.to.dtype", "aten.to.dtype_layout", "aten.to.other", "aten._to_copy.default"})
+
+
+def _is_conversion(kind: OpKind) -> bool:
+    both = [meta.dtype for meta in (*kind.inputs[:1], *kind.outputs[:1])]
+    return len(set(both)) == 2 and all("float" in dtype for dtype in both)
+
+
+def _cast_note(graph: CallGraph) -> Iterator[Note]:
+    """How many casts a run under autocast has."""
+    if (name := graph.workload.get("autocast")) is not None and graph.ops is not None:
+        count, size_bytes = casts_of(graph)
+        yield Note(
+            f"{graph.phase}: under autocast to {name}, {format_count(count)} casts read and write "
+            f"{format_bytes(size_bytes)}, including casts in the model's own code."
+        )
 
 
 def workload_text(workload: Mapping[str, Json]) -> str:
@@ -42,8 +69,8 @@ def workload_text(workload: Mapping[str, Json]) -> str:
 
 def setting_texts(workload: Mapping[str, Json]) -> dict[str, str]:
     """Each setting by its name in words; those that say nothing are left out."""
-    told = {name.replace("_", " "): value for name, value in workload.items() if value not in (None, [], {})}
-    return {name: setting_text(value) for name, value in told.items()}
+    settings = {name.replace("_", " "): value for name, value in workload.items() if value not in (None, [], {})}
+    return {name: setting_text(value) for name, value in settings.items()}
 
 
 def _differing(first: CallGraph, other: CallGraph) -> str:
@@ -75,19 +102,19 @@ _PLURALS = {Role.LINEAR: "matrices", Role.EXPERTS: "expert stacks", Role.ROUTER:
 
 def deployment_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
     """Which rank of which plan it is, how weights and cache are stored; nothing for one device and all as traced."""
-    told = dict(graphs[0].deployment) if graphs else {}
+    deployment = dict(graphs[0].deployment) if graphs else {}
     yield from plan_notes(graphs)
-    if (device := told.pop("device", None)) is not None:
+    if (device := deployment.pop("device", None)) is not None:
         yield Note(f"Traced for the device {device}.")
-    if not told:
+    if not deployment:
         return
     yield Note(f"{weights_sentence(graphs[0])}{_cache_sentence(graphs)}")
-    if told.get("weights_from") == WHAT_IF:
+    if deployment.get("weights_from") == WHAT_IF:
         yield Note(
-            "What-if: linear layers and expert stacks are stored so; "
+            "What-if: linear layers and expert stacks use this format; "
             "embeddings, output head, norms, routers and convolutions keep their type."
         )
-    yield from (Note(text, Level.WARNING) for text in told.get("warnings", ()) if isinstance(text, str))
+    yield from (Note(text, Level.WARNING) for text in deployment.get("warnings", ()) if isinstance(text, str))
 
 
 def plan_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
@@ -100,18 +127,18 @@ def plan_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
     if isinstance(batch, int) and shared > 1:
         own = f" Its batch of {format_count(batch)} is its own: {format_count(batch * shared)} sequences in all."
     yield Note(f"{rank_text(plan)}. Every figure is of this rank alone, counted from its trace.{own}")
-    asked: Counter[str] = Counter()
+    answers: Counter[str] = Counter()
     for graph in graphs:
         for answer in graph.oracle_answers:
-            # Ranks of tp hold the same tokens, so their rows are known; those of fsdp have tokens of their own.
+            # Ranks of tp hold the same tokens, so their rows are known; ranks of fsdp have tokens of their own.
             of_others = answer.op == CollectiveKind.ALL_TO_ALL and plan.ep > plan.tp
             if answer.policy == SYMMETRY or of_others:
-                asked[answer.op] += answer.count
-    if asked:
-        counts = ", ".join(f"{format_count(count)} {kind}" for kind, count in asked.items())
+                answers[answer.op] += answer.count
+    if answers:
+        counts = ", ".join(f"{format_count(count)} {kind}" for kind, count in answers.items())
         yield Note(
-            f"Integers from other ranks were answered by symmetry ({counts}): each is taken to send what this one "
-            "sends, which is exact if tokens are spread evenly over the experts."
+            f"Integers from other ranks were answered by symmetry ({counts}): each rank is assumed to send what this "
+            "one sends, which is exact if tokens are spread evenly over the experts."
         )
 
 
@@ -135,7 +162,7 @@ def weights_sentence(graph: CallGraph) -> str:
     dense = _main_dense_type(parameters)
     stored = format_bytes(sum(tensor_bytes(parameter.meta) for parameter in parameters))
     rest = [dense if not shown else f"{dense} elsewhere"] if dense else []
-    origin = f" ({told})" if (told := graph.deployment.get("weights_from")) else ""
+    origin = f" ({source})" if (source := graph.deployment.get("weights_from")) else ""
     return f"Weights: {', '.join((*shown, *rest))}: {stored} stored{origin}."
 
 
@@ -158,5 +185,5 @@ def _cache_sentence(graphs: Sequence[CallGraph]) -> str:
     if cache is None:
         return ""
     types = Counter(meta.dtype for meta in cache.tensors)
-    origin = f" ({told})" if (told := graphs[0].deployment.get("cache_from")) else ""
+    origin = f" ({source})" if (source := graphs[0].deployment.get("cache_from")) else ""
     return f" Cache: {', '.join(types)}{origin}."

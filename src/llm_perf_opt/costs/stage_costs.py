@@ -20,7 +20,7 @@ from llm_perf_opt.core.callgraph.queries import (
 )
 from llm_perf_opt.core.callgraph.records import CallColumns, OpKind
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
-from llm_perf_opt.core.units import format_number_of
+from llm_perf_opt.core.units import format_number_of, macs_of
 from llm_perf_opt.costs.collectives import CollectiveTotal, by_stage
 from llm_perf_opt.costs.coverage import (
     UnpricedOp,
@@ -46,7 +46,7 @@ class StageCost:
     adds anything; the others are in `unpriced`, and where there are any, these figures are lower bounds.
     `activation_bytes` is all memory the stage's ops brought to life, `peak_live_bytes` the most that was alive at
     once while one of its ops ran, inputs, activations of earlier stages and the scratch of composite ops included.
-    `collective_bytes` are the payloads of its `collectives`: what is exchanged with other ranks, and no FLOPs.
+    `collective_bytes` are the payloads of its `collectives`: what goes to and comes from other ranks, and no FLOPs.
     """
 
     name: str
@@ -66,7 +66,7 @@ class StageCost:
     @property
     def macs(self) -> int | None:
         """Multiply-adds, each of which is two FLOPs."""
-        return None if self.flops is None else self.flops // 2
+        return macs_of(self.flops)
 
     @property
     def unpriced_ops(self) -> int:
@@ -94,12 +94,12 @@ def stage_costs(graph: CallGraph) -> StageCosts:
     has_prices = graph.ops is not None and any(price(kind) is not None for kind in graph.op_kinds)
     counts = count_kinds_by_stage(graph) if has_prices else None
     memory = memory_by_stage(graph) if has_prices else None
-    exchanged = by_stage(graph)
-    found = []
+    collectives = by_stage(graph)
+    costs = []
     for row, name in enumerate(stage_names(graph)):
         paths = [path for path, stage in zip(calls.path, stages, strict=True) if stage == row]
         born, peak = memory[row] if memory else (None, None)
-        found.append(
+        costs.append(
             _stage_cost(
                 name,
                 paths,
@@ -107,12 +107,12 @@ def stage_costs(graph: CallGraph) -> StageCosts:
                 parameters=parameters[name],
                 activation_bytes=born,
                 peak_live_bytes=peak,
-                exchanged=exchanged.get(name, CollectiveTotal(count=0, payload_bytes=0)),
+                collectives=collectives.get(name, CollectiveTotal(count=0, payload_bytes=0)),
             )
         )
-    total = sum_of_stages("total", found, modules=len(set(calls.path)), parameters=sum(parameters.values()))
+    total = sum_of_stages("total", costs, modules=len(set(calls.path)), parameters=sum(parameters.values()))
     _assert_complete(graph, total, has_prices=has_prices)
-    return StageCosts(stages=tuple(found), total=total)
+    return StageCosts(stages=tuple(costs), total=total)
 
 
 def _stage_cost(
@@ -123,7 +123,7 @@ def _stage_cost(
     parameters: int,
     activation_bytes: int | None,
     peak_live_bytes: int | None,
-    exchanged: CollectiveTotal,
+    collectives: CollectiveTotal,
 ) -> StageCost:
     cost, unpriced = priced_total(counts or {})
     hidden = sum(op.count for op in unpriced)
@@ -138,8 +138,8 @@ def _stage_cost(
         bytes_moved=None if counts is None else counted_or_unknown(cost.bytes_moved, hidden),
         activation_bytes=activation_bytes,
         peak_live_bytes=peak_live_bytes,
-        collectives=None if counts is None else exchanged.count,
-        collective_bytes=None if counts is None else exchanged.payload_bytes,
+        collectives=None if counts is None else collectives.count,
+        collective_bytes=None if counts is None else collectives.payload_bytes,
         unpriced=unpriced,
     )
 
@@ -188,7 +188,7 @@ _CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {
     Column("activation bytes", Kind.BYTES): lambda stage: stage.activation_bytes,
     Column("unpriced ops", Kind.COUNT): lambda stage: None if stage.ops is None else stage.unpriced_ops,
 }
-_EXCHANGED: Mapping[Column, Callable[[StageCost], Cell]] = {  # of a rank that shares the model with others
+_COLLECTIVE_CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {  # of a rank that shares the model with others
     Column("collectives", Kind.COUNT): lambda stage: stage.collectives,
     Column("collective payload", Kind.BYTES): lambda stage: stage.collective_bytes,
 }
@@ -211,9 +211,9 @@ def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = 
 
 
 def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -> Report:
-    """The stages of all phases of one run, in order; `costs` are those of the run, if they are known already."""
+    """The stages of all phases of one run, in order; `costs` are the run's, if they are known already."""
     run = run_costs(graphs) if costs is None else costs
-    cells = {**_CELLS, **_EXCHANGED} if run.total.collectives else _CELLS
+    cells = {**_CELLS, **_COLLECTIVE_CELLS} if run.total.collectives else _CELLS
     table = table_of("Cost by stage", run.stages, cells, total=run.total)
     model = graphs[0].model if graphs else ""
     notes = tuple(_notes(graphs, run.total))
@@ -225,7 +225,7 @@ def _notes(graphs: Sequence[CallGraph], total: StageCost) -> Iterator[Note]:
         yield workload_note(graphs)
     yield from deployment_notes(graphs)
     yield Note(
-        "FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two, "
+        "FLOPs count matmuls, convolutions and attention; a multiply-add counts as two, "
         "and causal attention is not halved."
     )
     if total.ops is None:
@@ -247,14 +247,14 @@ def _oracle_notes(graphs: Sequence[CallGraph]) -> Iterator[Note]:
             counts[answer.op, answer.policy] += answer.count
             sites.setdefault((answer.op, answer.policy), {})[answer.site] = None
     for (op, policy), count in counts.items():
-        asked = list(sites[op, policy])
-        shown = ", ".join(asked[:_NAMED_SITES]) + (", ..." if len(asked) > _NAMED_SITES else "")
+        places = list(sites[op, policy])
+        shown = ", ".join(places[:_NAMED_SITES]) + (", ..." if len(places) > _NAMED_SITES else "")
         often = format_number_of(count, "time")
         yield Note(f"No weights: {op} was answered {often} by policy {policy!r}, asked at {shown}.")
 
 
 def last_distinct_call(graph: CallGraph, path: str) -> int | None:
-    """The call of the module whose kind of input appeared last for the first time; None if it was never called."""
+    """The call with the kind of input that appeared last for the first time; None: the module was never called."""
     if path not in graph.paths:
         return None
     calls, wanted = calls_of(graph), graph.paths.index(path)
@@ -267,7 +267,7 @@ def last_distinct_call(graph: CallGraph, path: str) -> int | None:
 
 
 def kinds_in_call(graph: CallGraph, path: str) -> dict[OpKind, int] | None:
-    """The ops of that call, those of the modules below it included."""
+    """The ops of that call, including the ops of the modules below it."""
     call = last_distinct_call(graph, path)
     return None if call is None else count_kinds(graph, ops_in_call(graph, call))
 
@@ -277,7 +277,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
-    """A called module over all its calls. `own` are the ops run directly in it, `inclusive` adds those of its children.
+    """A called module over all its calls. `own` are the ops run directly in it, `inclusive` adds its children's.
 
     A call inside another call of the same module is part of the outer one and counts once in `inclusive`.
     """
@@ -327,7 +327,7 @@ def module_costs(graph: CallGraph) -> ModuleCosts:
 
 
 def _own_costs(graph: CallGraph) -> tuple[list[OpCost], OpCost]:
-    """Per call, the cost of the ops run directly in it; and that of the ops outside any."""
+    """Per call, the cost of the ops run directly in it; and the cost of the ops outside any call."""
     ops = ops_of(graph)
     prices = [price(kind) or FREE for kind in graph.op_kinds]
     # Plain integers for the million ops, one object for each of the far fewer calls; call -1 lands in the last place.

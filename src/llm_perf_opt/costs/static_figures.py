@@ -117,7 +117,7 @@ class StaticCompute:
     ledger: Ledger
     coverage: PriceCoverage | None
     parameters: int | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     whole_runs: tuple[SourceFigures, ...] = ()
 
     @property
@@ -146,7 +146,7 @@ class StaticCompute:
         return None if self.coverage is None else self.coverage.unpriced_ops
 
     def last(self, field: str) -> int | None:
-        """A figure of the run as a whole, from the last stage whose sources give it."""
+        """A figure of the run as a whole, from the last stage with sources that give it."""
         values = (stage.first(field) for stage in reversed(self.stages))
         return next((value for value in values if value is not None), None)
 
@@ -157,7 +157,6 @@ def static_compute(
     workload: Mapping[str, Json],
     graphs: Sequence[CallGraph],
     source_figures: Sequence[SourceFigures],
-    notes: Sequence[str] = (),
 ) -> StaticCompute:
     """Put the figures of all sources together, stage by stage, and compare them with each other.
 
@@ -187,7 +186,6 @@ def static_compute(
         ledger=reconcile(source_figures, context_tokens=context if isinstance(context, int) else None),
         coverage=_coverage(list(costs.values())),
         parameters=count_distinct_parameters(graphs) if graphs else _sum_of_parameters(stages),
-        notes=tuple(notes),
         whole_runs=whole_runs,
     )
 

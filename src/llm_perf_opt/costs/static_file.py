@@ -14,13 +14,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.output_files import plain_values
 from llm_perf_opt.core.reading import FileKind, all_filled, filled, read_json
+from llm_perf_opt.core.report import stage_names
 from llm_perf_opt.core.source_figures import Method, SourceFigures
+from llm_perf_opt.core.units import macs_of
 from llm_perf_opt.costs.collectives import family_collectives
 from llm_perf_opt.costs.coverage import known_sum
 from llm_perf_opt.costs.reconcile import FIGURES, Ledger
 from llm_perf_opt.costs.static_figures import StageCompute, StaticCompute
 
-STATIC_VERSION: Literal[3] = 3
+STATIC_VERSION: Literal[4] = 4
 STATIC_FILE = FileKind(
     name="file of static costs",
     fix="work it out again: llm-perf-opt cost MODEL --out DIR",
@@ -31,7 +33,7 @@ STATIC_FILE = FileKind(
 Count = Annotated[int, Meta(ge=0)]
 Texts = tuple[str, ...]
 MethodName = Literal["isolated", "extracted", "closed form", "whole run"]
-FamilyName = Literal["matrix product", "convolution", "fused attention", "grouped product", "other"]
+FamilyName = Literal["matmul", "convolution", "fused attention", "grouped matmul", "other"]
 FlopsAtLeast = Annotated[
     Count | None,
     Meta(description="Equal to flops where that is known; otherwise what sources that left something out counted."),
@@ -62,14 +64,17 @@ class MetadataRow(_Object, frozen=True, kw_only=True):
     model: str
     workload: dict[str, Any]
     deployment: dict[str, Any] = field(default_factory=dict)
+    analysis: Annotated[
+        dict[str, Any] | None, Meta(description="The configuration of the static analyzer; null where none was given.")
+    ] = None
     flop_convention: str
 
 
 class TotalRow(_Object, frozen=True, kw_only=True):
     """The whole model."""
 
-    parameters: Count | None
-    active_parameters: Count | None
+    params: Count | None
+    active_params: Count | None
     flops: Count | None
     flops_at_least: FlopsAtLeast
     is_complete: IsComplete
@@ -101,13 +106,13 @@ class ModuleRow(_Object, frozen=True, kw_only=True):
     operators: Annotated[dict[str, Count], Meta(description="Operator -> FLOPs that the source counted.")]
 
 
-class StageRow(_Object, frozen=True, kw_only=True):
+class StageCostRow(_Object, frozen=True, kw_only=True):
     """One stage, with the preferred figure of each kind."""
 
     phase: str
     name: str
-    parameters: Count | None
-    active_parameters: Count | None
+    params: Count | None
+    active_params: Count | None
     flops: Annotated[
         Count | None, Meta(description="The preferred figure: isolated, then extracted, then closed form.")
     ]
@@ -171,8 +176,8 @@ class SourceRow(_Object, frozen=True, kw_only=True):
             extra_json_schema={"enum": ["weightless", "real", None]},
         ),
     ]
-    parameters: Count | None
-    active_parameters: Count | None = None
+    params: Count | None
+    active_params: Count | None = None
     activations: Count | None
     bytes_moved: Count | None = None
     weight_bytes: Count | None = None
@@ -272,7 +277,7 @@ class UnpricedRow(_Object, frozen=True, kw_only=True):
     flops_bound: Count | None
 
 
-class CoverageRow(_Object, frozen=True, kw_only=True):
+class PricingRow(_Object, frozen=True, kw_only=True):
     """How many ops have a price."""
 
     ops: Count | None
@@ -283,8 +288,8 @@ class CoverageRow(_Object, frozen=True, kw_only=True):
     unpriced: tuple[UnpricedRow, ...]
 
 
-class CollectivesRow(_Object, frozen=True, kw_only=True):
-    """Equal collectives of modules whose paths differ in numbers alone."""
+class ModuleCollectivesRow(_Object, frozen=True, kw_only=True):
+    """Equal collectives of modules with paths that differ in numbers alone."""
 
     phase: str
     stage: str
@@ -300,24 +305,29 @@ class CollectivesRow(_Object, frozen=True, kw_only=True):
 class StaticFile(_Object, frozen=True, kw_only=True):
     """What a model costs, stage by stage and source by source. Integers in base units; null is unknown, never zero."""
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     metadata: MetadataRow
     total: TotalRow
-    stages: tuple[StageRow, ...]
+    stages: Annotated[
+        dict[str, StageCostRow],
+        Meta(description="Stage -> its figures; `stage (phase)` where several phases run it."),
+    ]
     sources: Annotated[dict[str, tuple[SourceRow, ...]], Meta(description="Source name -> what it says of each stage.")]
     whole_runs: Annotated[
         dict[str, tuple[SourceRow, ...]],
         Meta(description="Source name -> what it says of each phase as one piece; part of no sum."),
     ]
     ledger: LedgerRow
-    coverage: CoverageRow | None
+    coverage: PricingRow | None
     memory: Annotated[
         dict[str, Any] | None,
         Meta(description="Weights, KV cache and live activations, from tensor lifetimes in the trace."),
     ]
     notes: Texts
     collectives: (
-        Annotated[tuple[CollectivesRow, ...], Meta(description="Of one rank among several; absent on one device.")]
+        Annotated[
+            tuple[ModuleCollectivesRow, ...], Meta(description="Of one rank among several; absent on one device.")
+        ]
         | UnsetType
     ) = UNSET
 
@@ -329,29 +339,41 @@ def read_static(path: Path) -> StaticFile:
 
 # `static_compute.json`: the whole answer as data, raw integers in base units, null for what is not known.
 #
-# The schema is published beside this file as `static_compute.schema.json`.
+# The schema is published next to this file as `static_compute.schema.json`.
 
 _CONVENTION = "one multiply-add is two FLOPs; causal attention is not halved"
 
 
 def static_compute_json(
-    static: StaticCompute, *, tool_version: str, memory: Mapping[str, Any] | None, graphs: Sequence[CallGraph] = ()
+    static: StaticCompute,
+    *,
+    tool_version: str,
+    memory: Mapping[str, Any] | None,
+    graphs: Sequence[CallGraph] = (),
+    analysis: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document that the schema describes.
 
-    `memory` is the memory analysis of the same run, if there was one; the collectives are those of `graphs`.
+    `memory` is the memory analysis of the same run, if there was one; the collectives come from `graphs`; `analysis`
+    is the configuration of the analyzer that asked.
     """
     coverage = static.coverage
     unpriced = () if coverage is None else all_filled(UnpricedRow, coverage.unpriced)
     file = StaticFile(
         schema_version=STATIC_VERSION,
-        metadata=filled(MetadataRow, static, tool_version=tool_version, flop_convention=_CONVENTION),
+        metadata=filled(
+            MetadataRow,
+            static,
+            tool_version=tool_version,
+            flop_convention=_CONVENTION,
+            analysis=None if analysis is None else dict(analysis),
+        ),
         total=_total(static),
-        stages=tuple(map(_stage, static.stages)),
+        stages=dict(zip(stage_names(static.stages), map(_stage, static.stages), strict=True)),
         sources=_by_source(figures for stage in static.stages for figures in stage.sources),
         whole_runs=_by_source(static.whole_runs),
         ledger=_ledger(static.ledger),
-        coverage=None if coverage is None else filled(CoverageRow, coverage, unpriced=unpriced),
+        coverage=None if coverage is None else filled(PricingRow, coverage, unpriced=unpriced),
         memory=None if memory is None else dict(memory),
         notes=static.notes,
         collectives=tuple(_collectives(graphs)) or UNSET,
@@ -359,48 +381,56 @@ def static_compute_json(
     return plain_values(file)
 
 
-def _collectives(graphs: Sequence[CallGraph]) -> Iterator[CollectivesRow]:
+def _collectives(graphs: Sequence[CallGraph]) -> Iterator[ModuleCollectivesRow]:
     for graph in graphs:
         for part in family_collectives(graph):
             ranks = part.collective.group
             named = {"phase": graph.phase, "stage": part.stage, "modules": part.family, "count": part.count}
-            yield filled(CollectivesRow, part.collective, ranks=ranks.size, group=str(ranks), **named)
+            yield filled(ModuleCollectivesRow, part.collective, ranks=ranks.size, group=str(ranks), **named)
 
 
 def _total(static: StaticCompute) -> TotalRow:
     return filled(
         TotalRow,
         static,
+        **_params(static),
         is_complete=static.flops is not None,
-        macs=_halved(static.flops),
+        macs=macs_of(static.flops),
         bytes_moved=known_sum(stage.first("bytes_moved") for stage in static.stages),
         **{name: static.last(name) for name in ("weight_bytes", "kv_cache_bytes", "kv_bytes_per_token")},
     )
 
 
-def _stage(stage: StageCompute) -> StageRow:
+_PARAMS = {"params": "parameters", "active_params": "active_parameters"}  # key of the file -> field of our records
+
+
+def _params(record: object) -> dict[str, int | None]:
+    return {key: getattr(record, name) for key, name in _PARAMS.items()}
+
+
+def _stage(stage: StageCompute) -> StageCostRow:
     preferred, cost = stage.preferred, stage.cost
-    of_sources = ("parameters", "active_parameters", "activations", "bytes_moved")
+    of_sources = {name: name for name in ("activations", "bytes_moved")} | _PARAMS
     of_trace = ("activation_bytes", "peak_live_bytes", "calls")
     return filled(
-        StageRow,
+        StageCostRow,
         stage,
         is_complete=preferred is not None,
-        macs=_halved(stage.flops),
+        macs=macs_of(stage.flops),
         flops_source=None if preferred is None else preferred.source,
         flops_method=None if preferred is None else preferred.method,
         extracted_flops=stage.by_method(Method.EXTRACTED),
         analytic_flops=stage.by_method(Method.CLOSED_FORM),
         operators=all_filled(OperatorRow, stage.operators),
         notes=tuple(f"{source.source}: {note}" for source in stage.sources for note in source.notes),
-        **{name: stage.first(name) for name in of_sources},
+        **{key: stage.first(name) for key, name in of_sources.items()},
         **{name: None if cost is None else getattr(cost, name) for name in of_trace},
     )
 
 
-def _by_source(found: Iterable[SourceFigures]) -> dict[str, tuple[SourceRow, ...]]:
+def _by_source(all_figures: Iterable[SourceFigures]) -> dict[str, tuple[SourceRow, ...]]:
     sources: dict[str, tuple[SourceRow, ...]] = {}
-    for figures in found:
+    for figures in all_figures:
         sources[figures.source] = (*sources.get(figures.source, ()), _figures_of_source(figures))
     return sources
 
@@ -415,9 +445,10 @@ def _figures_of_source(figures: SourceFigures) -> SourceRow:
     return filled(
         SourceRow,
         figures,
+        **_params(figures),
         flops=figures.flops if figures.is_complete else None,
         counted_flops=figures.flops,
-        counted_macs=_halved(figures.flops),
+        counted_macs=macs_of(figures.flops),
         operators=all_filled(OperatorRow, figures.operators),
         blind_spots=all_filled(BlindSpotRow, figures.blind_spots),
         modules=tuple(modules),
@@ -441,7 +472,3 @@ def _ledger(ledger: Ledger) -> LedgerRow:
         unexplained=len(ledger.unexplained),
         one_source_only=all_filled(SingleRow, ledger.single),
     )
-
-
-def _halved(flops: int | None) -> int | None:
-    return None if flops is None else flops // 2

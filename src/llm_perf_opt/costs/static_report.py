@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import deepest_claim, label_of, path_pattern
+from llm_perf_opt.core.graph_view import share
 from llm_perf_opt.core.report import BarChart, Cell, Column, Kind, Level, Listing, Note, Report, Series, Table, table_of
 from llm_perf_opt.core.source_figures import ModuleFigure, SourceFigures, left_out
-from llm_perf_opt.core.units import format_count, format_flops
+from llm_perf_opt.core.units import format_count, format_flops, macs_of
 from llm_perf_opt.costs.coverage import known_sum
 from llm_perf_opt.costs.reconcile import FigureDifference, FlopsDifference, SingleSource
 from llm_perf_opt.costs.run_description import setting_texts
+from llm_perf_opt.costs.stage_costs import module_costs
 from llm_perf_opt.costs.static_figures import StageCompute, StaticCompute
 
 TOP_OPERATORS = 8
 _AT_LEAST = Column("FLOPs, at least", Kind.FLOPS)
-_ACTIVE = Column("active per decode step", Kind.COUNT)  # grows with the batch, whose tokens choose other experts
+_ACTIVE = Column("active per decode step", Kind.COUNT)  # grows with the batch: more tokens choose more experts
 
 
-def static_report(static: StaticCompute) -> Report:
-    """Everything but memory, which is a chapter of its own; each stage is a chapter too."""
+def static_report(static: StaticCompute, graphs: Sequence[CallGraph] = ()) -> Report:
+    """A summary, then everything but memory, which is a chapter of its own; each stage is a chapter too.
+
+    The summary is one screen: stages with their shares, what the sources disagree on, and the largest modules of
+    `graphs`. `Totals` begins the rest.
+    """
     return Report(
         title=f"{static.model}: static compute",
         tables=(
+            _stages(static),
+            *_disagreements(static),
+            *_largest_modules(graphs),
             _totals(static),
             *source_tables(static),
-            _stages(static),
             *ledger_tables(static),
             _configuration(static),
         ),
@@ -43,7 +54,7 @@ def _configuration(static: StaticCompute) -> Table:
 
 
 def _totals(static: StaticCompute) -> Table:
-    """Active parameters are those of a decode step, and left out where nothing is decoded.
+    """Active parameters are counted for a decode step, and left out where nothing is decoded.
 
     Where every source left something out of a stage the FLOPs are unknown, and a column says what they are at least.
     """
@@ -53,7 +64,7 @@ def _totals(static: StaticCompute) -> Table:
         _ACTIVE: static.active_parameters,
         Column("FLOPs", Kind.FLOPS): flops,
         **({_AT_LEAST: static.flops_at_least} if flops is None else {}),
-        Column("MACs", Kind.MACS): None if flops is None else flops // 2,
+        Column("MACs", Kind.MACS): macs_of(flops),
         Column("KV cache at the end", Kind.BYTES): static.last("kv_cache_bytes"),
         Column("KV per token", Kind.BYTES): static.last("kv_bytes_per_token"),
     }
@@ -70,20 +81,77 @@ def _stages(static: StaticCompute) -> Table:
             Column("stage"): lambda stage: stage.name,
             Column("parameters", Kind.COUNT): lambda stage: stage.first("parameters"),
             Column("FLOPs", Kind.FLOPS): lambda stage: stage.flops,
+            Column("share", Kind.RATIO): lambda stage: share(stage.flops, static.flops),
             Column("activations", Kind.COUNT): lambda stage: stage.first("activations"),
             Column("bytes moved", Kind.BYTES): lambda stage: stage.first("bytes_moved"),
         },
     )
     figures = ("activations", "bytes_moved")
     sums = (known_sum((stage.first(figure) for stage in static.stages), empty=0) for figure in figures)
-    return replace(table, footer=("total", static.parameters, static.flops, *sums))
+    of_all = share(static.flops, static.flops)
+    return replace(table, footer=("total", static.parameters, static.flops, of_all, *sums))
+
+
+_SHOWN_DIFFERENCES = 5
+_LARGEST_MODULES = 3
+
+
+def _disagreements(static: StaticCompute) -> Iterator[Table]:
+    """The largest differences between sources, of whole stages where these differ; none where all agree."""
+    differences = static.ledger.differences
+    alike: dict[tuple[str, str, str, int, str], list[str]] = {}  # which sources differ so from the one on the right
+    for entry in [entry for entry in differences if entry.family is None] or differences:
+        causes = ", ".join(part.cause for part in entry.explanations) or "unknown"
+        alike.setdefault((entry.phase, entry.stage, entry.right, entry.flops, causes), []).append(entry.left)
+    flops = {(stage.phase, stage.name): stage.flops for stage in static.stages}
+    if alike:
+        yield table_of(
+            "Where the sources disagree",
+            sorted(alike, key=lambda key: -abs(key[3]))[:_SHOWN_DIFFERENCES],
+            {
+                Column("stage"): lambda key: key[1],
+                Column("sources"): lambda key: f"{', '.join(alike[key])} - {key[2]}",
+                Column("difference", Kind.FLOPS): lambda key: key[3],
+                Column("of the stage", Kind.RATIO): lambda key: share(key[3], flops.get(key[:2])),
+                Column("cause"): lambda key: key[4],
+            },
+        )
+
+
+def _largest_modules(graphs: Sequence[CallGraph]) -> Iterator[Table]:
+    """The modules that run the most FLOPs themselves; modules with paths that differ in numbers alone count as one."""
+    flops, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    paths: dict[tuple[str, str], list[str]] = {}
+    classes: dict[tuple[str, str], str] = {}
+    for graph in (graph for graph in graphs if graph.ops is not None and graph.calls is not None):
+        claims = {path: stage for stage, claimed in graph.stages for path in claimed}
+        for path, cost in module_costs(graph).by_path.items():
+            key = (deepest_claim(path, claims) or graph.phase, path_pattern(path))
+            flops[key] += cost.own.flops
+            calls[key] += cost.calls
+            paths.setdefault(key, []).append(path)
+            classes.setdefault(key, graph.module_types.get(path, ""))
+    if total := flops.total():
+        yield table_of(
+            "Largest modules",
+            [key for key, count in flops.most_common(_LARGEST_MODULES) if count],
+            {
+                Column("module"): lambda key: f"{classes[key]} @ {label_of(paths[key], _LARGEST_MODULES) or '(root)'}",
+                Column("stage"): lambda key: key[0],
+                Column("calls", Kind.COUNT): lambda key: calls[key],
+                Column("FLOPs", Kind.FLOPS): lambda key: flops[key],
+                Column("share", Kind.RATIO): lambda key: share(flops[key], total),
+            },
+        )
 
 
 def _charts(static: StaticCompute) -> Iterator[BarChart]:
     stages = [stage for stage in static.stages if stage.flops_at_least]
     if not stages:
         return
-    names = dict.fromkeys(_short(operator.name) for stage in stages for operator in stage.operators if operator.flops)
+    names = dict.fromkeys(
+        short_name(operator.name) for stage in stages for operator in stage.operators if operator.flops
+    )
     yield BarChart(
         title="FLOPs by stage and operator",
         categories=tuple(stage.name for stage in stages),
@@ -95,12 +163,13 @@ def _charts(static: StaticCompute) -> Iterator[BarChart]:
     yield from agreement_chart(static)
 
 
-def _short(operator: str) -> str:
+def short_name(operator: str) -> str:
+    """`mm` for `aten.mm.default`."""
     return operator.removeprefix("aten.").removesuffix(".default")
 
 
 def _flops_of(stage: StageCompute, name: str) -> int:
-    return sum(operator.flops or 0 for operator in stage.operators if _short(operator.name) == name)
+    return sum(operator.flops or 0 for operator in stage.operators if short_name(operator.name) == name)
 
 
 def _stage_chapter(stage: StageCompute) -> Report:
@@ -109,18 +178,18 @@ def _stage_chapter(stage: StageCompute) -> Report:
         "Top operators",
         stage.operators[:TOP_OPERATORS],
         {
-            Column("operator"): lambda operator: _short(operator.name),
+            Column("operator"): lambda operator: short_name(operator.name),
             Column("kind"): lambda operator: operator.family.value,
             Column("calls", Kind.COUNT): lambda operator: operator.calls,
             Column("FLOPs", Kind.FLOPS): lambda operator: operator.flops,
-            Column("share", Kind.RATIO): lambda operator: _share(operator.flops, stage.flops),
+            Column("share", Kind.RATIO): lambda operator: share(operator.flops, stage.flops),
         },
     )
     source, partial = stage.preferred, stage.incomplete
     if source is not None:
-        taken_from = Note(f"FLOPs are those of {source.source} ({source.method.value}).")
+        taken_from = Note(f"FLOPs are taken from {source.source} ({source.method.value}).")
     elif partial is not None:
-        taken_from = Note(f"The operators are those of {partial.source}, which left something out.", Level.WARNING)
+        taken_from = Note(f"The operators are taken from {partial.source}, which left something out.", Level.WARNING)
     else:
         taken_from = Note("No source has a figure.", Level.WARNING)
     more = len(stage.operators) - TOP_OPERATORS
@@ -131,10 +200,6 @@ def _stage_chapter(stage: StageCompute) -> Report:
         tables=(table,) if table.rows else (),
         notes=(taken_from, *cut, *notes),
     )
-
-
-def _share(flops: int | None, whole: int | None) -> float | None:
-    return None if flops is None or not whole else flops / whole
 
 
 def _incomplete_note(stage: StageCompute) -> Iterator[Note]:
@@ -159,12 +224,12 @@ def _notes(static: StaticCompute) -> Iterator[Note]:
     for figures in static.stages:
         yield from _incomplete_note(figures)
     if len(names := sources_with_figures(static)) == 1:
-        yield Note(f"One source only, {names[0]}: nothing was compared.")
+        yield Note(f"{names[0]} is the only source, so nothing was compared.")
     silent: dict[tuple[str, str], list[str]] = {}
     for source, phase, stage, reason in static.ledger.missing:
         silent.setdefault((source, reason), []).append(f"{stage} ({phase})")
     for (source, reason), stages in silent.items():
-        yield Note(f"{source} says nothing of {', '.join(stages)}: {reason}.", Level.WARNING)
+        yield Note(f"{source} has no figures for {', '.join(stages)}: {reason}.", Level.WARNING)
     for entry in static.ledger.unexplained_flops:
         apart, unknown = format_flops(abs(entry.flops)), format_flops(abs(entry.unexplained_flops))
         text = (
@@ -189,18 +254,18 @@ def source_chapters(static: StaticCompute) -> Iterator[Report]:
     """One chapter per source that took a phase as one piece."""
     for source in dict.fromkeys(run.source for run in static.whole_runs):
         runs = [run for run in static.whole_runs if run.source == source]
-        told = [figures for run in runs for figures in _told(static, run)]
-        if not told:
+        stages = [figures for run in runs for figures in _stages_of(static, run)]
+        if not stages:
             continue
         yield Report(
             title=source,
-            tables=(_runs_table(static, runs), _operators_table(told), _modules_table(told), _both_table(told)),
-            listings=tuple(_listing(figures) for figures in told if figures.own_table is not None),
+            tables=(_runs_table(static, runs), _operators_table(stages), _modules_table(stages), _both_table(stages)),
+            listings=tuple(_listing(figures) for figures in stages if figures.own_table is not None),
             notes=tuple(_whole_run_notes(static, runs)),
         )
 
 
-def _told(static: StaticCompute, run: SourceFigures) -> tuple[SourceFigures, ...]:
+def _stages_of(static: StaticCompute, run: SourceFigures) -> tuple[SourceFigures, ...]:
     """The phase as one piece; where it could not be taken so, its stages."""
     if run.failure is None:
         return (run,)
@@ -219,7 +284,7 @@ def _runs_table(static: StaticCompute, runs: Sequence[SourceFigures]) -> Table:
         {
             Column("phase"): lambda run: run.phase,
             Column("FLOPs, at least", Kind.FLOPS): lambda run: run.at_least_flops,
-            Column("MACs, at least", Kind.MACS): lambda run: _halved(run.at_least_flops),
+            Column("MACs, at least", Kind.MACS): lambda run: macs_of(run.at_least_flops),
             Column("ops left out", Kind.COUNT): lambda run: None if run.failure else run.left_out_ops,
             Column("FLOPs, completed by us", Kind.FLOPS): lambda run: run.completed_flops,
             Column("stages add up to", Kind.FLOPS): lambda run: static.phase_flops(run.phase),
@@ -230,14 +295,10 @@ def _runs_table(static: StaticCompute, runs: Sequence[SourceFigures]) -> Table:
     )
 
 
-def _halved(flops: int | None) -> int | None:
-    return None if flops is None else flops // 2
-
-
-def _operators_table(told: Sequence[SourceFigures]) -> Table:
+def _operators_table(stages: Sequence[SourceFigures]) -> Table:
     rows = [
         (_name(figures), name, flops, by, activations)
-        for figures in told
+        for figures in stages
         for name, flops, by, activations in _operators(figures)
     ]
     return table_of(
@@ -246,7 +307,7 @@ def _operators_table(told: Sequence[SourceFigures]) -> Table:
         {
             Column("phase"): lambda row: row[0],
             Column("operator"): lambda row: row[1],
-            Column("MACs", Kind.MACS): lambda row: _halved(row[2]),
+            Column("MACs", Kind.MACS): lambda row: macs_of(row[2]),
             Column("FLOPs", Kind.FLOPS): lambda row: row[2],
             Column("counted by"): lambda row: row[3],
             Column("activations", Kind.COUNT): lambda row: row[4],
@@ -269,10 +330,10 @@ def _shown(figures: SourceFigures) -> Iterator[ModuleFigure]:
             yield module
 
 
-def _modules_table(told: Sequence[SourceFigures]) -> Table:
+def _modules_table(stages: Sequence[SourceFigures]) -> Table:
     return table_of(
         "By module",
-        [(figures, module) for figures in told for module in _shown(figures)],
+        [(figures, module) for figures in stages for module in _shown(figures)],
         {
             Column("phase"): lambda pair: _name(pair[0]),
             Column("module"): lambda pair: pair[1].path or "(model)",
@@ -284,10 +345,10 @@ def _modules_table(told: Sequence[SourceFigures]) -> Table:
     )
 
 
-def _both_table(told: Sequence[SourceFigures]) -> Table:
+def _both_table(stages: Sequence[SourceFigures]) -> Table:
     rows = [
         (_name(figures), module.path or "(model)", name, flops)
-        for figures in told
+        for figures in stages
         for module in _shown(figures)
         for name, flops in module.operators
         if flops
@@ -316,7 +377,7 @@ def _whole_run_notes(static: StaticCompute, runs: Sequence[SourceFigures]) -> It
     yield Note("Modules inside these are in static_compute.json.")
     for run in runs:
         if run.failure is not None:
-            yield Note(f"{run.source} did not take {run.phase} as a whole: {run.failure}.", Level.WARNING)
+            yield Note(f"{run.source} could not count {run.phase} as a whole: {run.failure}.", Level.WARNING)
             continue
         yield from _completion_note(static, run)
         yield from (Note(f"{run.phase}: {note}.") for note in run.notes)
@@ -324,13 +385,13 @@ def _whole_run_notes(static: StaticCompute, runs: Sequence[SourceFigures]) -> It
 
 def _completion_note(static: StaticCompute, run: SourceFigures) -> Iterator[Note]:
     """Whether the phase as one piece is what its stages add up to."""
-    stages, whole = static.phase_flops(run.phase), run.completed_flops
+    stages, total = static.phase_flops(run.phase), run.completed_flops
     if run.completed_with:
         names = ", ".join(run.completed_with)
         yield Note(f"{run.phase}: {run.source} has no formula for {names}; the completed figure takes ours for it.")
-    if stages is not None and whole is not None and stages != whole:
+    if stages is not None and total is not None and stages != total:
         yield Note(
-            f"{run.phase}: {run.source} has {format_flops(whole)} for the whole phase, and its stages add up to "
+            f"{run.phase}: {run.source} has {format_flops(total)} for the whole phase, and its stages add up to "
             f"{format_flops(stages)}.",
             Level.WARNING,
         )
@@ -388,7 +449,7 @@ def _incomplete_table(static: StaticCompute) -> Table:
             Column("stage"): lambda pair: pair[0].name,
             Column("source"): lambda pair: pair[1].source,
             Column("FLOPs, at least", Kind.FLOPS): lambda pair: pair[1].at_least_flops,
-            Column("MACs, at least", Kind.MACS): lambda pair: _halved(pair[1].at_least_flops),
+            Column("MACs, at least", Kind.MACS): lambda pair: macs_of(pair[1].at_least_flops),
             Column("ops left out", Kind.COUNT): lambda pair: pair[1].left_out_ops,
             Column("what"): lambda pair: left_out(pair[1]),
             Column("FLOPs, completed by us", Kind.FLOPS): lambda pair: pair[1].completed_flops,

@@ -17,7 +17,8 @@ from functools import lru_cache
 from itertools import accumulate, compress
 from typing import Protocol
 
-from llm_perf_opt.core.callgraph import Coverage, Observation, aggregates
+from llm_perf_opt.core.callgraph import Coverage
+from llm_perf_opt.core.callgraph.aggregates import count_inputs, count_outputs, observations
 from llm_perf_opt.core.callgraph.builder import KindTable
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import Role, calls_of, ops_of, tensor_offsets, weight_matrices
@@ -123,17 +124,17 @@ def _retyped(place: StoredAs, meta: TensorMeta) -> TensorMeta:
     return place.retyped(meta)
 
 
-def _retyped_part(part: OpKind, whole: OpKind, places: _Places) -> OpKind:
+def _retyped_part(part: OpKind, composite: OpKind, places: _Places) -> OpKind:
     """A part does not say which memory it reads: it is taken to be the operand with as many values and that type."""
     by_size = {
         (math.prod(meta.shape), meta.dtype): place
-        for meta, place in reversed(list(zip(whole.inputs, places, strict=False)))
+        for meta, place in reversed(list(zip(composite.inputs, places, strict=False)))
     }
     inner: _Places = tuple(by_size.get((math.prod(meta.shape), meta.dtype)) for meta in part.inputs)
     return replace(
         part,
         inputs=_retyped_metas(part.inputs, inner),
-        parts=tuple(_retyped_part(deeper, whole, places) for deeper in part.parts),
+        parts=tuple(_retyped_part(deeper, composite, places) for deeper in part.parts),
     )
 
 
@@ -162,17 +163,10 @@ def _with_calls(graph: CallGraph, calls: CallColumns, stored: Mapping[int, Store
     metas = tuple(rows)
     renewed = replace(graph, calls=calls, tensor_metas=metas)
     if graph.input_metadata:
-        renewed = replace(renewed, input_metadata=_observed(aggregates.count_inputs(graph.paths, metas, calls)))
+        renewed = replace(renewed, input_metadata=observations(count_inputs(graph.paths, metas, calls)))
     if graph.output_metadata:
-        renewed = replace(renewed, output_metadata=_observed(aggregates.count_outputs(graph.paths, metas, calls)))
+        renewed = replace(renewed, output_metadata=observations(count_outputs(graph.paths, metas, calls)))
     return renewed
-
-
-def _observed(seen: aggregates.ObservedTensors) -> dict[str, tuple[Observation, ...]]:
-    return {
-        path: tuple(Observation(tensors=tensors, calls=calls) for tensors, calls in by_tensors.items())
-        for path, by_tensors in seen.items()
-    }
 
 
 _CONVERTED = frozenset({Role.LINEAR, Role.EXPERTS})
@@ -244,7 +238,7 @@ def _renamed(parameter: Parameter, rule: _WeightAs | None, stored: Mapping[int, 
 
 
 def _weight_bytes(graph: CallGraph, chosen: Mapping[int, Parameter], rules: Mapping[str, _WeightAs]) -> dict[int, int]:
-    """What is left of a storage beside the parameter keeps its size."""
+    """What is left of a storage apart from the parameter keeps its size."""
     if graph.storages is None:
         return {}
     return {
@@ -256,7 +250,7 @@ def _weight_bytes(graph: CallGraph, chosen: Mapping[int, Parameter], rules: Mapp
 
 
 def _stored_turned(graph: CallGraph) -> frozenset[int]:
-    """Storages of weights that are kept as [inputs, outputs]: a product takes them as they are for its right side."""
+    """Storages of weights that are kept as [inputs, outputs]: a matmul takes them as they are for its right side."""
     if graph.ops is None:
         return frozenset()
     shapes = {parameter.storage: parameter.meta.shape for parameter in graph.parameters if parameter.storage >= 0}
@@ -289,7 +283,7 @@ def what_if_formats(graph: CallGraph, format_name: str) -> dict[str, str]:
     if not roles:
         raise UsageError(
             "No matrix of this trace can be stored in another format.",
-            why="it has no linear layer and no expert stack, or does not tell the classes of its modules",
+            why="it has no linear layer and no stack of experts, or does not record the classes of its modules",
             fix="leave --weights out, or trace the model again",
         )
     return {
@@ -309,8 +303,8 @@ def store_cache(graphs: Sequence[CallGraph], dtype: str) -> tuple[CallGraph, ...
     cache = _attention_cache(graphs)
     if cache is None:
         raise UsageError(
-            "The cache of this run is not known.",
-            why="no phase of it decodes on keys and values that grow or slide with the context",
+            "This run has no KV cache that could be stored in another format.",
+            why="none of its phases decodes with keys and values that grow with the context or slide over it",
             fix="trace at least one decode step, or leave --cache out",
         )
     return tuple(_with_cache(graph, cache, dtype) for graph in graphs)
@@ -322,8 +316,8 @@ def _attention_cache(graphs: Sequence[CallGraph]) -> TracedKvCache | None:
     if cache is None:
         return None
     chosen = _keys_and_values(graphs, cache)
-    kept = tuple(meta for meta in cache.tensors if meta in chosen)
-    return replace(cache, tensors=kept) if kept else None
+    tensors = tuple(meta for meta in cache.tensors if meta in chosen)
+    return replace(cache, tensors=tensors) if tensors else None
 
 
 def _with_cache(graph: CallGraph, cache: TracedKvCache, dtype: str) -> CallGraph:

@@ -22,7 +22,7 @@ _CREATED = re.compile(r"create_symbol (s\d+) = \d+ for L\['tensors'\]\[(\d+)\]\.
 _GUARD = re.compile(r"eval (\[guard suppressed\] )?(.*?) \[guard added\]")
 _FIXED = re.compile(r"set_replacement (s\d+) = \d+ ")
 _RENAMED = re.compile(r"set_replacement (s\d+) = (s\d+) ")
-# A sum, product or quotient of one size that must equal a number: `(s0//16) == 64` leaves the size at most 16 values.
+# A sum, multiple or quotient of one size that must equal a number: `(s0//16) == 64` leaves the size at most 16 values.
 _PINNED = re.compile(r"Eq\([\d ()+*-]*(s\d+)(?:[\d ()+*-]|//\d+)*, \d+\)")
 _EQUATION = re.compile(r"Eq\((.+), (.+?)\)")
 _LONGEST_GUARD = 200
@@ -38,7 +38,7 @@ class DynamicAxis:
 
 
 def axes_of(subject: PartUnderTest) -> list[DynamicAxis]:
-    """The dimensions to tell of: those of the first float input, and the tokens that a cache holds."""
+    """The dimensions to report: the first float input's, and the tokens that a cache holds."""
     given = subject.call.given
     first = next((place for place, tensor in enumerate(given) if tensor.is_floating_point()), 0)
     names = subject.part.axes or _usual_names(given[first])

@@ -331,7 +331,11 @@ def _breaks(parts: Sequence[PartOutcome]) -> Table:
     return Table(
         title="Where the compiled graph breaks",
         columns=tuple(map(Column, ("part", "where", "reason"))),
-        rows=tuple((name, found.site, found.reason) for name, compiled in figures.items() for found in compiled.breaks),
+        rows=tuple(
+            (name, graph_break.site, graph_break.reason)
+            for name, compiled in figures.items()
+            for graph_break in compiled.breaks
+        ),
     )
 
 
@@ -366,15 +370,15 @@ def _inputs(parts: Sequence[PartOutcome]) -> Table:
 
 
 def _notes(parts: Sequence[PartOutcome], flops: Sequence[PartFlops]) -> Iterator[Note]:
-    taken = "Each part is taken with the arguments of its last distinct call in the run"
+    taken = "Each part is exported with the arguments of its last distinct call in the run"
     if any(part.weighted for part in parts):
-        yield Note(f"{taken}; its files hold the weights of the part alone.")
+        yield Note(f"{taken}; its files contain only its own weights.")
     else:
-        yield Note(f"{taken}; nothing is materialised.")
+        yield Note(f"{taken}; no weights are made.")
         if any(part.parity is not None or part.compiled for part in parts):
-            yield Note("Only where numbers are compared or timed does a part get weights, which are random.")
+            yield Note("A part gets random weights only where numbers are compared or timed.")
     for figure in flops:
         if not figure.is_explained:
             yield Note(f"{figure.name}: the sources differ and no cause is known.", Level.WARNING)
         for name, count in figure.unpriced.items():
-            yield Note(f"{figure.name}: {count} ops {name} have no price and are in no total.", Level.WARNING)
+            yield Note(f"{figure.name}: {count} ops {name} have no price and are left out of the total.", Level.WARNING)

@@ -1,6 +1,6 @@
 """The exported graph as a source: each stage's modules exported by themselves and run under torch's counter.
 
-Neither the graph nor the formulas are those of the trace, so agreement to the FLOP is no accident.
+The trace has another graph and other formulas, so agreement to the FLOP is no accident.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TorchCount:
 
 
 def torch_count(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> TorchCount:
-    """Run `forward` once and count; on the meta device fused attention is taken apart into products it can count."""
+    """Run `forward` once and count; on the meta device fused attention is taken apart into matmuls it can count."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), autocast_knows_meta(), _Matrices() as seen, counter:
         forward(*inputs)
@@ -83,7 +83,7 @@ class _Matrices(TorchDispatchMode):
 
 
 SOURCE = "exported"
-_UNCOUNTED = {WorkFamily.ATTENTION: "fused-attention-uncounted", WorkFamily.GROUPED: "grouped-product-uncounted"}
+_UNCOUNTED = {WorkFamily.ATTENTION: "fused-attention-uncounted", WorkFamily.GROUPED: "grouped-matmul-uncounted"}
 
 
 class ExportSource:
@@ -152,7 +152,7 @@ def _of_stage(figures: SourceFigures, calls: Sequence[IsolatedCall], loose: Sequ
 
 
 def _exported_count(call: IsolatedCall) -> TorchCount:
-    """Export on the meta device, then run the graph there, where every fused op falls into countable products."""
+    """Export on the meta device, then run the graph there, where every fused op falls into countable matmuls."""
     on_meta = meta_twin(TensorsOnly(call.module, call.args, call.kwargs))
     inputs = tuple(on_meta.given)
     with torch.no_grad(), autocast_knows_meta():
@@ -172,7 +172,7 @@ class _Tally:
         self.flops, self.calls, self.unknown = Counter(), Counter(), Counter()
 
     def add(self, count: TorchCount, times: int) -> None:
-        """A graph that stands for so many calls of the run."""
+        """A graph that stands for this many calls of the run."""
         for total, part in (
             (self.flops, count.flops_by_operator),
             (self.calls, count.calls_by_operator),
@@ -188,7 +188,7 @@ def _uncounted(total: _Tally) -> Iterator[BlindSpot]:
 
 
 def _outside(loose: Sequence[LooseOp]) -> Iterator[BlindSpot]:
-    """Products between the modules, which are in no graph."""
+    """Matmuls between the modules, which are in no graph."""
     for op in loose:
         name = str(op.func._overloadpacket)
         if family_of(name) is not WorkFamily.OTHER:
@@ -208,15 +208,15 @@ def graph_ops(program: ExportedProgram) -> tuple[GraphOp, ...]:
 
     Checks of shapes and dtypes have no outputs and are left out: they are no work of the model.
     """
-    found: dict[tuple[Any, ...], tuple[OpKind, int]] = {}
+    ops: dict[tuple[Any, ...], tuple[OpKind, int]] = {}
     for node in _op_nodes(program.graph_module):
         kind = _kind(node)
         if not kind.outputs and not kind.mutates:
             continue
         key = (kind.name, kind.inputs, kind.outputs, kind.output_aliases, repr(kind.arguments))
-        known, count = found.get(key, (kind, 0))
-        found[key] = (known, count + 1)
-    return tuple(GraphOp(kind=kind, count=count) for kind, count in found.values())
+        known, count = ops.get(key, (kind, 0))
+        ops[key] = (known, count + 1)
+    return tuple(GraphOp(kind=kind, count=count) for kind, count in ops.values())
 
 
 def _op_nodes(module: torch.fx.GraphModule) -> Iterator[Node]:
@@ -284,7 +284,7 @@ class PartFiles:
     def save_program(self, program: ExportedProgram, *, is_alone: bool = True) -> None:
         """The program for `torch.export.load`, its weights on the meta device, and the graph as text.
 
-        Without `is_alone` only the text: a program with weights will stand beside it.
+        Without `is_alone` only the text: a program with weights will are next to it.
         """
         if self._folder is None:
             return

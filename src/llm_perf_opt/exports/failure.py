@@ -43,7 +43,7 @@ _VALUES = (
 )
 _GROUPED = r"grouped_mm|[Gg]rouped matmul|aten\.histc"
 _REMEDIES = (
-    (_VALUES, "the code branches or loops on values of a tensor, and a static graph has no values"),
+    (_VALUES, "the code branches or loops on the values of a tensor, which a static graph does not have"),
     (r"No ONNX function found|DispatchError|No decompositions registered", "ONNX has no operator for it"),
     (r"Unsupported input type|pytree", "the exporter cannot see into one of the arguments"),
 )
@@ -54,7 +54,7 @@ def failed(
 ) -> CheckOutcome:
     """The outcome of a check that raised."""
     chain = list(_causes(error))
-    frame = next((found for link in reversed(chain) if (found := _model_frame(link)) is not None), None)
+    frame = next((model_frame for link in reversed(chain) if (model_frame := _model_frame(link)) is not None), None)
     text = "\n".join(f"{type(link).__name__}: {error_text(link)}" for link in chain)
     return CheckOutcome(
         check=check,
@@ -141,7 +141,7 @@ def _remedy(text: str, instead: tuple[str, ...]) -> str | None:
     if re.search(_VALUES, text):
         return "export the modules below it that depend on shapes alone, or a variant with static routing"
     if re.search(_GROUPED, text):
-        return "ONNX has no grouped product: build the model with plain products for its experts, or stay with the .pt2"
+        return "ONNX has no grouped matmul: build the model with plain matmuls for its experts, or stay with the .pt2"
     return None
 
 

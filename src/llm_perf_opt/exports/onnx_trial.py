@@ -1,4 +1,4 @@
-"""ONNX: a file whose weights are inputs, and the same part in eager torch and in onnxruntime.
+"""ONNX: a file with the weights as inputs, and the same part in eager torch and in onnxruntime.
 
 The packages are optional; a missing one is an outcome that says what to install.
 """
@@ -30,7 +30,7 @@ _NEEDED = {Check.ONNX: ("onnx", "onnxscript"), Check.PARITY: ("onnx", "onnxscrip
 
 
 def missing_packages(check: Check) -> CheckOutcome | None:
-    """The outcome of a check whose packages are not installed; None if all are."""
+    """The outcome of a check that lacks a package; None if all are installed."""
     for name in _NEEDED[check]:
         try:
             importlib.import_module(name)
@@ -112,7 +112,7 @@ TOLERANCE = 1e-3  # of the largest value of an output
 
 
 def compare_runtimes(subject: PartUnderTest) -> tuple[CheckOutcome, Parity | None]:
-    """Run both and measure the largest difference; weights lie beside the ONNX file while it runs."""
+    """Run both and measure the largest difference; weights are next to the ONNX file while it runs."""
     if (absent := missing_packages(Check.PARITY)) is not None:
         return absent, None
     raised = runtime_errors()
@@ -149,7 +149,7 @@ def _run_onnxruntime(call: TensorsOnly) -> list[torch.Tensor]:
 def save_with_weights(
     program: ExportedProgram, file: Path, *, external_data: bool, input_names: Sequence[str] | None = None
 ) -> list[str]:
-    """Write the program with its weights, or with `external_data` beside them; the names of its inputs, in order."""
+    """Write the program with its weights inside, or with `external_data` next to it; the names of its inputs."""
     names = None if input_names is None else list(input_names)
     converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names)
     assert converted is not None
@@ -165,11 +165,11 @@ def run_file(file: Path, names: Sequence[str], inputs: Sequence[torch.Tensor]) -
     return [torch.from_numpy(array) for array in session.run(None, fed)]
 
 
-def parity_of(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], runtime: str = "onnxruntime") -> Parity:
-    """How far the outputs of another runtime are from those of the module."""
-    if len(expected) != len(found):
-        raise ValueError(f"eager gives {len(expected)} outputs, {runtime} {len(found)}")
-    differences = [_apart(place, *pair, runtime) for place, pair in enumerate(zip(expected, found, strict=True))]
+def parity_of(expected: Sequence[torch.Tensor], given: Sequence[torch.Tensor], runtime: str = "onnxruntime") -> Parity:
+    """How far the outputs of another runtime are from the module's."""
+    if len(expected) != len(given):
+        raise ValueError(f"eager gives {len(expected)} outputs, {runtime} {len(given)}")
+    differences = [_apart(place, *pair, runtime) for place, pair in enumerate(zip(expected, given, strict=True))]
     largest = [output.abs().max().item() for output in expected]
     return Parity(
         max_abs_error=max(differences),
@@ -196,7 +196,7 @@ def runtime_errors() -> tuple[Any, ...]:
     return tuple(getattr(state, name) for name in names)
 
 
-ONE_FILE_BYTES = 1 << 30  # a protobuf message ends at 2 GiB; above this the weights of an .onnx lie in a file beside it
+ONE_FILE_BYTES = 1 << 30  # a protobuf message ends at 2 GiB; above this the weights are in a file next to the .onnx
 
 
 def write_weighted(
@@ -228,12 +228,12 @@ def _checked(subject: PartUnderTest, call: TensorsOnly, place: Path, *, with_onn
     program = torch.export.export(call, copied_inputs(call))
     file = place / f"{subject.part.name}.pt2"
     _save(program, file)
-    found = torch.export.load(file).module()(*copied_inputs(call))
+    outputs = torch.export.load(file).module()(*copied_inputs(call))
     yield FileCheck(
         file=file.name,
         runtime="torch.export",
         file_bytes=file.stat().st_size,
-        parity=parity_of(expected, found, "torch.export"),
+        parity=parity_of(expected, outputs, "torch.export"),
     )
     if with_onnx and missing_packages(Check.PARITY) is None:
         yield _checked_onnx(subject, call, program, expected, place / f"{subject.part.name}.onnx")
@@ -278,22 +278,22 @@ def _checked_onnx(
 ) -> FileCheck:
     is_large = subject.weight_bytes > ONE_FILE_BYTES
     names = save_with_weights(program, file, external_data=is_large, input_names=subject.names)
-    found = run_file(file, names, copied_inputs(call))
+    outputs = run_file(file, names, copied_inputs(call))
     return FileCheck(
         file=file.name,
         runtime="onnxruntime",
-        file_bytes=sum(one.stat().st_size for one in file.parent.glob(f"{file.name}*")),
-        parity=parity_of(expected, found),
+        file_bytes=sum(part_file.stat().st_size for part_file in file.parent.glob(f"{file.name}*")),
+        parity=parity_of(expected, outputs),
     )
 
 
 def _outcome(subject: PartUnderTest, checks: list[FileCheck], seconds: float) -> CheckOutcome:
     far = [check for check in checks if check.parity.max_rel_error > TOLERANCE]
-    told = ", ".join(f"{check.file} in {check.runtime} {check.parity.max_abs_error:.1e} apart" for check in checks)
+    errors = ", ".join(f"{check.file} in {check.runtime} {check.parity.max_abs_error:.1e} apart" for check in checks)
     return CheckOutcome(
         check=Check.WEIGHTS,
         verdict=Verdict.FAILED if far else Verdict.OK,
-        detail=f"{format_count(subject.parameters)} weights inside; {told}",
+        detail=f"{format_count(subject.parameters)} weights inside; {errors}",
         reason=f"{far[0].file} is more than {TOLERANCE:g} of the largest value apart" if far else None,
         seconds=seconds,
     )

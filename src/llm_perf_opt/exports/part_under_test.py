@@ -50,8 +50,8 @@ class TensorsOnly(torch.nn.Module):
 
     def rebuilt(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call with `tensors` in the places of those that were given."""
-        kept = ((tensor, tensor) for tensor in self.idle)
-        return with_tensors(self.arguments, (*zip(self.given, tensors, strict=True), *kept))
+        unchanged = ((tensor, tensor) for tensor in self.idle)
+        return with_tensors(self.arguments, (*zip(self.given, tensors, strict=True), *unchanged))
 
 
 def input_names(call: TensorsOnly) -> list[str]:
@@ -60,8 +60,8 @@ def input_names(call: TensorsOnly) -> list[str]:
     bound = inspect.signature(call.module.forward).bind(*args, **kwargs).arguments
     names: dict[int, str] = {}
     for name, value in bound.items():
-        found = tensors_in(value)
-        for place, tensor in enumerate(found):
+        tensors = tensors_in(value)
+        for place, tensor in enumerate(tensors):
             names.setdefault(id(tensor), name if isinstance(value, torch.Tensor) else f"{name}.{place}")
     return [names[id(tensor)] for tensor in call.given]
 
@@ -88,7 +88,7 @@ def signature_adaptations(call: TensorsOnly) -> tuple[str, ...]:
 
 @contextmanager
 def autocast_knows_meta() -> Iterator[None]:
-    """Regions of `torch.autocast` for the meta device are taken as those of the CPU; as before afterwards."""
+    """Regions of `torch.autocast` for the meta device are taken as CPU regions; as before afterwards."""
 
     def on_the_cpu(plain: Callable[..., None]) -> Callable[..., None]:
         def initialise(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -152,12 +152,12 @@ def prepare(target: Target, part: Part, engine: Engine) -> PartUnderTest:
             why="a part is taken with the arguments that it gets in the run",
             fix="llm-perf-opt trace lists the modules that run; or ask for another --phase",
         )
-    found = calls[-1]
-    module = found.module
+    recorded = calls[-1]
+    module = recorded.module
     if part.wrap is not None:
         with engine:
             module = part.wrap(model)
-    call = TensorsOnly(module, found.args, found.kwargs)
+    call = TensorsOnly(module, recorded.args, recorded.kwargs)
     adaptations = (*((part.adaptation,) if part.adaptation else ()), *switched, *signature_adaptations(call))
     return PartUnderTest(part=part, call=call, names=tuple(input_names(call)), adaptations=adaptations)
 
@@ -169,8 +169,8 @@ _SEED = 0
 def with_random_weights(subject: PartUnderTest) -> TensorsOnly:
     """The call on real tensors: what was real keeps its values, ghosts get random ones.
 
-    Inputs are of unit variance, matrices keep that of what they multiply, and vectors called `weight` are near one, as
-    the scales of norms are; so a difference between two runtimes is not hidden by values that are all tiny.
+    Inputs are of unit variance, matrices preserve the variance of what they multiply, and vectors called `weight` are
+    near one, as the scales of norms are; so tiny values do not hide a difference between two runtimes.
     """
     call = real_twin(subject.call, _SEED)
     generator = torch.Generator().manual_seed(_SEED)
@@ -231,9 +231,9 @@ def without_idle_cache(subject: PartUnderTest) -> PartUnderTest:
         return subject  # the export will fail as well, and say where
     idle = {place for place in held if id(twin.given[place]) not in touched.ids}
     subject.call.leave_out(idle)
-    kept = tuple(name for place, name in enumerate(subject.names) if place not in idle)
+    used_names = tuple(name for place, name in enumerate(subject.names) if place not in idle)
     left_out = (f"{len(idle)} tensors of the cache that it never reads left out",) if idle else ()
-    return replace(subject, names=kept, adaptations=(*subject.adaptations, *left_out))
+    return replace(subject, names=used_names, adaptations=(*subject.adaptations, *left_out))
 
 
 class _Touched(TorchDispatchMode):

@@ -82,31 +82,31 @@ def _examined(subject: PartUnderTest, target: Target, options: ExportOptions) ->
     on_meta = meta_twin(subject.call)
     files = PartFiles(subject.part.name, options.out)
     outcome, program = export_part(subject, on_meta)
-    found = _with_eager_count(replace(_described(subject, target), outcomes=(outcome,)), on_meta)
+    examined = _with_eager_count(replace(_described(subject, target), outcomes=(outcome,)), on_meta)
     if program is not None:
         files.save_program(program, is_alone=subject.real is None)
-        found = replace(found, ops=graph_ops(program))
-    found = _with_axes(found, subject, on_meta, options)
-    found = _with_onnx(found, subject, program, options, files)
-    found = _with_parity(found, subject, options)
-    found = _with_weights(found, subject, options, files)
-    found = _with_compile(found, subject, options)
-    return replace(found, files=files.written)
+        examined = replace(examined, ops=graph_ops(program))
+    examined = _with_axes(examined, subject, on_meta, options)
+    examined = _with_onnx(examined, subject, program, options, files)
+    examined = _with_parity(examined, subject, options)
+    examined = _with_weights(examined, subject, options, files)
+    examined = _with_compile(examined, subject, options)
+    return replace(examined, files=files.written)
 
 
-def _and(found: PartOutcome, outcome: CheckOutcome) -> PartOutcome:
-    return replace(found, outcomes=(*found.outcomes, outcome))
+def _and(part: PartOutcome, outcome: CheckOutcome) -> PartOutcome:
+    return replace(part, outcomes=(*part.outcomes, outcome))
 
 
-def _with_axes(found: PartOutcome, subject: PartUnderTest, call: TensorsOnly, options: ExportOptions) -> PartOutcome:
-    if (skipped := _not_tried(Check.DYNAMIC, options, has_graph=found.ops is not None)) is not None:
-        return _and(found, skipped)
+def _with_axes(part: PartOutcome, subject: PartUnderTest, call: TensorsOnly, options: ExportOptions) -> PartOutcome:
+    if (skipped := _not_tried(Check.DYNAMIC, options, has_graph=part.ops is not None)) is not None:
+        return _and(part, skipped)
     axes = tuple(try_axis(subject, call, axis) for axis in axes_of(subject))
-    return _and(replace(found, axes=axes), _dynamic_outcome(axes))
+    return _and(replace(part, axes=axes), _dynamic_outcome(axes))
 
 
 def _with_onnx(
-    found: PartOutcome,
+    part: PartOutcome,
     subject: PartUnderTest,
     program: ExportedProgram | None,
     options: ExportOptions,
@@ -114,39 +114,39 @@ def _with_onnx(
 ) -> PartOutcome:
     skipped = _not_tried(Check.ONNX, options, has_graph=program is not None)
     if skipped is not None or program is None:
-        return found if skipped is None else _and(found, skipped)
+        return part if skipped is None else _and(part, skipped)
     onnx_file = write_onnx(subject, program)
     if subject.real is None:
         files.save_onnx(onnx_file.content)
-    return _and(found, onnx_file.outcome)
+    return _and(part, onnx_file.outcome)
 
 
-def _with_parity(found: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
-    has_graph = found.ops is not None
+def _with_parity(part: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
+    has_graph = part.ops is not None
     skipped = _not_tried(Check.PARITY, options, has_graph=has_graph) or _too_large(Check.PARITY, subject, options)
     if skipped is not None:
-        return _and(found, skipped)
+        return _and(part, skipped)
     outcome, parity = compare_runtimes(subject)
-    return _and(replace(found, parity=parity), outcome)
+    return _and(replace(part, parity=parity), outcome)
 
 
-def _with_weights(found: PartOutcome, subject: PartUnderTest, options: ExportOptions, files: PartFiles) -> PartOutcome:
-    has_graph = found.ops is not None
+def _with_weights(part: PartOutcome, subject: PartUnderTest, options: ExportOptions, files: PartFiles) -> PartOutcome:
+    has_graph = part.ops is not None
     skipped = _not_tried(Check.WEIGHTS, options, has_graph=has_graph) or _too_large(Check.WEIGHTS, subject, options)
     if skipped is not None:
-        return _and(found, skipped)
-    with_onnx = found.outcome(Check.ONNX).verdict is Verdict.OK
+        return _and(part, skipped)
+    with_onnx = part.outcome(Check.ONNX).verdict is Verdict.OK
     outcome, checks, written = write_weighted(subject, options.out, with_onnx=with_onnx)
     files.add(written)
-    return _and(replace(found, weighted=checks), outcome)
+    return _and(replace(part, weighted=checks), outcome)
 
 
-def _with_compile(found: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
+def _with_compile(part: PartOutcome, subject: PartUnderTest, options: ExportOptions) -> PartOutcome:
     skipped = _not_tried(Check.COMPILE, options, has_graph=True) or _too_large(Check.COMPILE, subject, options)
     if skipped is not None:
-        return _and(found, skipped)
+        return _and(part, skipped)
     outcome, trials = compile_part(subject, options.compile_runs, options.compile_modes)
-    return _and(replace(found, compiled=trials), outcome)
+    return _and(replace(part, compiled=trials), outcome)
 
 
 def export_part(subject: PartUnderTest, call: TensorsOnly) -> tuple[CheckOutcome, ExportedProgram | None]:
@@ -184,15 +184,15 @@ def _described(subject: PartUnderTest, target: Target) -> PartOutcome:
     )
 
 
-def _with_eager_count(found: PartOutcome, call: TensorsOnly) -> PartOutcome:
+def _with_eager_count(part: PartOutcome, call: TensorsOnly) -> PartOutcome:
     try:
         count = torch_count(call, call.given)
     except EXPORT_ERRORS as error:
         outcome = failed(Check.EXPORT, error)
-        return replace(found, eager_unknown=f"it cannot run on the meta device: {outcome.error} at {outcome.site}")
+        return replace(part, eager_unknown=f"it cannot run on the meta device: {outcome.error} at {outcome.site}")
     unknown = ", ".join(f"{name} ({calls} calls)" for name, calls in count.unknown.items())
     return replace(
-        found,
+        part,
         eager_flops=count.flops,
         eager_unknown=f"torch's counter has no formula for {unknown}" if unknown else None,
     )
@@ -300,11 +300,11 @@ def _trial(call: TensorsOnly, runs: int, mode: str, graphs: int, breaks: tuple[G
 
 def _remarks(mode: str, done: Mapping[str, int]) -> Iterator[str]:
     """What the mode asks of Inductor and Inductor did not do, by Inductor's own counters."""
-    asked = torch._inductor.list_mode_options(mode) if mode != "default" else {}
-    if asked.get("triton.cudagraphs") and done.get("cudagraph_skips"):
+    mode_options = torch._inductor.list_mode_options(mode) if mode != "default" else {}
+    if mode_options.get("triton.cudagraphs") and done.get("cudagraph_skips"):
         yield "CUDA graphs skipped: no GPU"
-    if asked.get("max_autotune") and not done.get("select_algorithm_autotune"):
-        yield "nothing autotuned: on a CPU Inductor has a second kernel for a product only where weights are frozen"
+    if mode_options.get("max_autotune") and not done.get("select_algorithm_autotune"):
+        yield "nothing autotuned: on a CPU Inductor has a second kernel for a matmul only where weights are frozen"
 
 
 def _load_compiler() -> None:
@@ -339,10 +339,10 @@ def _seconds(forward: Callable[..., Any], call: TensorsOnly) -> float:
     return time.perf_counter() - started
 
 
-def _graph_break(found: Any) -> GraphBreak:
-    frame = found.user_stack[-1] if found.user_stack else None
+def _graph_break(reported: Any) -> GraphBreak:
+    frame = reported.user_stack[-1] if reported.user_stack else None
     site = "unknown" if frame is None else f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-    return GraphBreak(reason=str(found.reason).strip().partition("\n")[0][:300], site=site)
+    return GraphBreak(reason=str(reported.reason).strip().partition("\n")[0][:300], site=site)
 
 
 def _without_compiler(outcome: CheckOutcome) -> CheckOutcome | None:
@@ -374,7 +374,7 @@ def _fresh_dynamo() -> Iterator[None]:
                 delattr(owner, name)
 
 
-# The weights of one part: read from a checkpoint or made at random, while those of the rest of the model stay away.
+# The weights of one part, from a checkpoint or random; the weights of the rest of the model are not loaded.
 #
 # The model is built with its parameters on the meta device and its buffers, which no checkpoint may hold, as their
 # constructors make them. Then the parameters below the part's modules get memory and values.
@@ -461,5 +461,5 @@ def _materialised(model: torch.nn.Module, under: tuple[str, ...]) -> dict[str, t
                 memory = torch.empty_like(parameter, device="cpu")
                 made[id(parameter)] = torch.nn.Parameter(memory, requires_grad=False)
             module._parameters[name] = made.get(id(parameter), parameter)
-    kept = set(map(id, made.values())) | ids
-    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in kept}
+    wanted_ids = set(map(id, made.values())) | ids
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in wanted_ids}

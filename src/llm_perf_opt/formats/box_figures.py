@@ -13,10 +13,19 @@ from llm_perf_opt.core.graph_view import (
     Metric,
     TensorGroup,
     inclusive,
+    metric_named,
     own,
     share,
     total,
 )
+
+
+class WeighedDrawing:
+    """A drawing that prints one figure and shares it out."""
+
+    def __init__(self, metric: str = "flops") -> None:
+        self._metric = metric_named(metric)
+
 
 UNKNOWN = "?"
 AT_LEAST = ">= "  # before a figure with ops in it that have no price
@@ -76,7 +85,7 @@ def loops_text(box: Box) -> str:
 
 
 def collectives_text(box: Box) -> str:
-    """`all-reduce 16.0 MiB x 2`: what one call exchanges with other ranks, or nothing; the most bytes first.
+    """`all-reduce 16.0 MiB x 2`: the collectives of one call, the most bytes first; empty if there are none.
 
     Where the calls of a box differ, how often all of them together do.
     """
@@ -86,12 +95,12 @@ def collectives_text(box: Box) -> str:
 
 
 def has_collectives(view: GraphView) -> bool:
-    """Whether any box exchanges anything with other ranks."""
+    """Whether any box has a collective."""
     return any(root.collectives for root in view.roots)
 
 
 def collective_facts(box: Box) -> list[tuple[str, str]]:
-    """Kind and amount of everything that the box exchanges; numbers exact."""
+    """Kind and amount of every collective of the box; numbers exact."""
     return [
         (
             f"{part.kind} between {units.format_count(part.ranks)} ranks",
@@ -113,7 +122,7 @@ def cost_text(box: Box, view: GraphView, metric: Metric) -> str:
     return inclusive_text(box, metric) + ("" if fraction is None else f", {share_text(fraction)}")
 
 
-def figure_texts(box: Box, metric: Metric, whole: int | None) -> list[str]:
+def figure_texts(box: Box, metric: Metric, total_cost: int | None) -> list[str]:
     """Instances, calls, FLOPs, bytes moved, activations, parameters, the share of `whole`: columns of a table."""
     columns = (Metric.FLOPS, Metric.BYTES, Metric.ACTIVATIONS, Metric.PARAMETERS)
     sums = (inclusive_text(box, figure) for figure in columns)
@@ -121,7 +130,7 @@ def figure_texts(box: Box, metric: Metric, whole: int | None) -> list[str]:
         units.format_count(box.instances),
         units.format_count(box.calls),
         *(text.removesuffix(" params") for text in sums),
-        share_text(share(inclusive(box, metric), whole)),
+        share_text(share(inclusive(box, metric), total_cost)),
     ]
 
 

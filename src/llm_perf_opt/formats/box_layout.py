@@ -143,11 +143,11 @@ _S = TypeVar("_S", Placed, _Column)
 
 def _frontier(shapes: list[_S]) -> list[_S]:
     """Without the shapes that another one beats or equals in width and cost; from narrow to wide."""
-    kept: list[_S] = []
+    frontier: list[_S] = []
     for shape in sorted(shapes, key=lambda shape: (shape.width, shape.height + shape.burden)):
-        if not kept or shape.height + shape.burden < kept[-1].height + kept[-1].burden:
-            kept.append(shape)
-    return kept
+        if not frontier or shape.height + shape.burden < frontier[-1].height + frontier[-1].burden:
+            frontier.append(shape)
+    return frontier
 
 
 class _Arrangement:

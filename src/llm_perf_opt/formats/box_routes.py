@@ -3,7 +3,7 @@
 Boxes stand in columns, columns in bands. An arrow to the next column crosses the channel between the two. Any other
 leaves to the right, follows a lane of that channel to the gutter above or below its band, and enters its target
 from the left in the same way. Arrows from one box share their lanes, because they carry the same tensor. An arrow
-enters its target beside the port where a neighbour of its source leaves at that height for another box: on one
+enters its target next to the port where a neighbour of its source leaves at that height for another box: on one
 height the two would run along each other, whichever lanes they had.
 """
 
@@ -32,7 +32,7 @@ class Lanes:
         self.spans[source] = (min(low, start, end), max(high, start, end))
 
     def assign(self, earlier: Mapping[int, Collection[int]] | None = None) -> None:
-        """Give out the lanes, the first free one to each; `earlier` are the sources whose lane must come before."""
+        """Give out the lanes, the first free one to each; the lanes of the sources `earlier` must come before."""
         earlier = earlier or {}
         lanes: list[list[Run]] = []
         waiting = sorted(self.spans, key=lambda source: (self.spans[source], source))
@@ -167,7 +167,7 @@ class Router:
         return self._is_next(wire) and self._cells[wire.source].port_y == self._cells[wire.target].port_y
 
     def _entry_y(self, wire: Wire) -> float:
-        """The height at which an arrow meets its target: the port, or beside it where that height is taken."""
+        """The height at which an arrow meets its target: the port, or next to it where that height is taken."""
         source, port_y = self._cells[wire.source], self._cells[wire.target].port_y
         if self._is_level(wire) or not self._is_next(wire):
             return port_y

@@ -86,10 +86,10 @@ def few_series(chart: BarChart) -> FewSeries:
         return FewSeries(chart)
     by_size = sorted(chart.series, key=_total, reverse=True)
     large, small = by_size[: HUES - 1], by_size[HUES - 1 :]
-    kept = [series for series in chart.series if series in large]
+    shown = [series for series in chart.series if series in large]
     together = Series(f"{len(small)} others", tuple(map(_sum, zip(*(series.values for series in small), strict=True))))
     remark = f"The {len(small)} smallest series are drawn as one; the table has each of them."
-    return FewSeries(replace(chart, series=(*kept, together)), (remark,))
+    return FewSeries(replace(chart, series=(*shown, together)), (remark,))
 
 
 def _total(series: Series) -> float:
@@ -106,7 +106,7 @@ _MOST_CATEGORIES = 60
 _LARGE_COUNT = 1e6
 _BAR, _BAR_GAP, _GROUP_GAP = 16.0, 2.0, 10.0
 _LABEL_LINE = 18.0
-_WIDEST_LABELS = 0.36  # of the picture, beside the bars; wider ones stand above them
+_WIDEST_LABELS = 0.36  # of the picture, next to the bars; wider ones are above them
 _THINNEST = 1.5  # pixels, of a bar that is not zero
 
 
@@ -164,7 +164,7 @@ class _Painter:
     is_beside: bool
 
     def group(self, name: str, rows: list[_Row], y: float) -> tuple[str, float]:
-        """Elements and height of one category whose upper edge is at `y`."""
+        """Elements and height of one category with its upper edge at `y`."""
         height = len(rows) * (_BAR + _BAR_GAP) - _BAR_GAP
         if self.is_beside:
             label = text(self.scale.start - 10, y + height / 2 + 4, name, SIZE, classes="label", anchor="end")
@@ -270,7 +270,7 @@ _NAME_LINE = 18.0
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A span on the screen, its words beside or on it, and how far both reach."""
+    """A span on the screen, its words next to or on it, and how far both reach."""
 
     span: Span
     left: float
@@ -316,7 +316,7 @@ def span_picture(chart: SpanChart, hues: Hues, width: float) -> Picture:
 
 
 def _lane_label(lane: str, start: float | None, y: float, width: float) -> tuple[str, float]:
-    """The name beside the lane, or above it where it is too long; and where the rows of the lane begin."""
+    """The name next to the lane, or above it where it is too long; and where the rows of the lane begin."""
     name = visible(lane)
     if start is not None:
         return text(start - 10, y + _ROW / 2 + 4, name, SIZE, classes="label", anchor="end"), y

@@ -1,4 +1,4 @@
-"""A chart as tables: for formats that draw nothing, and beside the picture for who cannot see it."""
+"""A chart as tables: for formats that draw nothing, and next to the picture for readers who cannot see it."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def _blocks(report: Report, outer: tuple[str, ...]) -> Iterator[str]:
             yield _comment(chart.caption)
     if report.graph is not None:
         boxes = sum(1 for root in report.graph.roots for _ in root.walk())
-        yield _comment(f"picture: {report.graph.title}, {boxes} boxes, which the formats json and html hold")
+        yield _comment(f"picture: {report.graph.title}, {boxes} boxes, which the formats json and html have")
     for listing in report.listings:
-        yield _comment(f"{listing.title}: {len(listing.lines)} lines, which the other formats hold")
+        yield _comment(f"{listing.title}: {len(listing.lines)} lines, which the other formats have")
     if report.notes:
         yield "\n".join(_comment(f"{note.level.value}: {note.text}") for note in report.notes)
     for chapter in report.chapters:

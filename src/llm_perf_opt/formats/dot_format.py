@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llm_perf_opt.core.graph_view import Arrow, Box, GraphView, metric_named
+from llm_perf_opt.core.graph_view import Arrow, Box, GraphView
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.formats.box_figures import collectives_text, cost_text, facts_of, hidden_text, loops_text, second_text
+from llm_perf_opt.formats.box_figures import (
+    WeighedDrawing,
+    collectives_text,
+    cost_text,
+    facts_of,
+    hidden_text,
+    loops_text,
+    second_text,
+)
+from llm_perf_opt.formats.box_layout import is_opened
 from llm_perf_opt.formats.svg_style import StageColour, stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -19,13 +28,10 @@ _LONGEST_TOOLTIP = 2000  # some versions of dot refuse strings over 16 KiB
 _LONGEST_FACT = 300
 
 
-class DotDrawing:
+class DotDrawing(WeighedDrawing):
     """An arrow between two clusters runs between a box in each and is cut at the borders (`compound`)."""
 
     suffix = ".dot"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """The boxes of the default picture; the caption goes into comments. The number at an arrow counts calls."""
@@ -44,7 +50,7 @@ class DotDrawing:
     ) -> list[str]:
         label = "\\n".join(_escaped(text) for text in self._label_lines(box, view))
         paint = _paint(colours[box.stage], _tooltip(box))
-        if not _is_cluster(box):
+        if not is_opened(box):
             return [f'{indent}{names[box.id]} [label="{label}", {paint}];']
         lines = [f"{indent}subgraph cluster_{names[box.id]} {{"]
         lines.append(f'{indent}  graph [label="{label}", style="rounded,filled", {paint}];')
@@ -65,7 +71,7 @@ class DotDrawing:
         calls = _calls_of(view)
         for node in calls.nodes.values():
             box = node.boxes[0]
-            total = sum(one.calls for one in node.boxes)
+            total = sum(box.calls for box in node.boxes)
             texts = [
                 shortened(box.class_name, _LONGEST_LABEL),
                 shortened(box.label.partition(": ")[2] if box.is_left_out else box.path or "(root)", _LONGEST_LABEL),
@@ -127,23 +133,19 @@ def _count_label(calls: int) -> str:
     return f'label=" {format_count(calls)} "'
 
 
-def _is_cluster(box: Box) -> bool:
-    return box.is_open and bool(box.children)
-
-
 def _arrow_text(arrow: Arrow, children: dict[str, Box], names: dict[str, str]) -> str:
     source, target = children[arrow.source], children[arrow.target]
     attributes = [_count_label(arrow.calls)]
-    if _is_cluster(source):
+    if is_opened(source):
         attributes.append(f"ltail=cluster_{names[source.id]}")
-    if _is_cluster(target):
+    if is_opened(target):
         attributes.append(f"lhead=cluster_{names[target.id]}")
     return f"{names[_end_of(source, -1).id]} -> {names[_end_of(target, 0).id]} [{', '.join(attributes)}];"
 
 
 def _end_of(box: Box, place: int) -> Box:
     """The first or last box inside that is drawn as a node."""
-    return _end_of(box.children[place], place) if _is_cluster(box) else box
+    return _end_of(box.children[place], place) if is_opened(box) else box
 
 
 def _paint(colour: StageColour, tooltip: str) -> str:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_perf_opt.core.graph_view import Box, GraphView, Metric, metric_named, own
-from llm_perf_opt.formats.box_figures import loops_text
+from llm_perf_opt.core.graph_view import Box, GraphView, Metric, own
+from llm_perf_opt.formats.box_figures import WeighedDrawing, loops_text
 from llm_perf_opt.formats.visible_text import visible
 
 
@@ -35,16 +35,13 @@ def _stacks(box: Box, outer: tuple[str, ...], metric: Metric) -> Iterator[Stack]
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-class SpeedscopeDrawing:
+class SpeedscopeDrawing(WeighedDrawing):
     """`metric` is the profile that opens first; the viewer's menu has the others."""
 
     suffix = ".speedscope.json"
 
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
-
     def render(self, view: GraphView) -> str:
-        """Each box is a sample whose weight is its own cost, so a frame's width is its inclusive cost."""
+        """Each box is a sample with its own cost as the weight, so a frame's width is its inclusive cost."""
         frames: dict[str, int] = {}
         document = {
             "$schema": _SCHEMA,
@@ -78,13 +75,10 @@ def _profile(view: GraphView, metric: Metric, frames: dict[str, int]) -> dict[st
     }
 
 
-class CollapsedDrawing:
+class CollapsedDrawing(WeighedDrawing):
     """One line per box that has a cost of its own; `metric` is the weight. Boxes of unknown cost have no line."""
 
     suffix = ".collapsed.txt"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """The lines in call order; their weights add up to the total of the view."""

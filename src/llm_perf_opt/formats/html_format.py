@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 import jinja2
 from markupsafe import Markup
 
-from llm_perf_opt.core.graph_view import Box, Figures, GraphView, Metric, TensorGroup, metric_named
+from llm_perf_opt.core.graph_view import Box, Figures, GraphView, Metric, TensorGroup
 from llm_perf_opt.core.report import FIELDS, TEXTS, Note, Report, StudyView, Table
-from llm_perf_opt.formats.box_figures import collective_facts, collectives_text
+from llm_perf_opt.formats.box_figures import WeighedDrawing, collective_facts, collectives_text
 from llm_perf_opt.formats.report_sections import contents, sections_of
 from llm_perf_opt.formats.svg_style import palette, scoped_style_sheet, stage_colours
 from llm_perf_opt.formats.visible_text import visible
@@ -45,7 +45,7 @@ def page_file(name: str, folder: str = "graph_page") -> str:
 
 @cache
 def page_template(folder: str, name: str) -> jinja2.Template:
-    """A template whose lines leave no trace, with every character of a name visible and none of them markup."""
+    """A template without leftover blank lines; every character of a name is visible, and none of them is markup."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized, trim_blocks=True, lstrip_blocks=True
     )
@@ -77,13 +77,10 @@ _FIRST_METRIC = {
 }  # the others are called the same in the page
 
 
-class HtmlDrawing:
-    """Boxes that open and close, search, a cost chart beside them, every figure of a box on a click."""
+class HtmlDrawing(WeighedDrawing):
+    """Boxes that open and close, search, a cost chart next to them, every figure of a box on a click."""
 
     suffix = ".html"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """The page of one view."""
@@ -193,11 +190,11 @@ def front_coded(strings: Iterable[str]) -> Iterator[int | str]:
         before = string
 
 
-def _beginning_alike(one: str, other: str) -> int:
+def _beginning_alike(first: str, second: str) -> int:
     """How many letters, up to the first that JavaScript would count twice."""
-    pairs = enumerate(zip(one, other, strict=False))
+    pairs = enumerate(zip(first, second, strict=False))
     ends = (place for place, (a, b) in pairs if a != b or a > _LAST_OF_ONE_UNIT)
-    return next(ends, min(len(one), len(other)))
+    return next(ends, min(len(first), len(second)))
 
 
 class _Table(Generic[H]):
@@ -352,7 +349,7 @@ def _short(value: str | int | float | None) -> object:
     return value
 
 
-# A report inside a notebook: the page in a frame that grows with it, in at most so many bytes.
+# A report inside a notebook: the page in a frame that grows with it, in at most this many bytes.
 #
 # A notebook keeps every output, so one that holds whole pages cannot be read or compared any more. What does not fit is
 # left out from the end, and a note says what and where it is.
@@ -431,9 +428,9 @@ def _cut_table(table: Table, rows: int) -> Table:
     return table if len(table.rows) <= rows else replace(table, rows=table.rows[:rows])
 
 
-def _missing(whole: Report, shown: Report) -> str:
+def _missing(full: Report, shown: Report) -> str:
     """`12 rows, 3 tables, 2 chapters`; empty where nothing is missing."""
-    before, after = _counts(whole), _counts(shown)
+    before, after = _counts(full), _counts(shown)
     left = {name: before[name] - after[name] for name in before}
     return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in left.items() if count)
 
@@ -450,4 +447,4 @@ def _counts(report: Report) -> dict[str, int]:
         "note": len(report.notes),
         "chapter": len(report.chapters),
     }
-    return {name: count + sum(one[name] for one in inner) for name, count in own.items()}
+    return {name: count + sum(chapter[name] for chapter in inner) for name, count in own.items()}

@@ -63,8 +63,8 @@ def _box_row(box: Box, parent: str | None) -> BoxRow:
         own=filled(FiguresRow, box.own),
         inputs=all_filled(TensorsRow, box.inputs),
         outputs=all_filled(TensorsRow, box.outputs),
-        collectives=all_filled(CollectivesRow, box.collectives) or UNSET,
-        own_collectives=all_filled(CollectivesRow, box.own_collectives) if box.collectives else UNSET,
+        collectives=all_filled(BoxCollectivesRow, box.collectives) or UNSET,
+        own_collectives=all_filled(BoxCollectivesRow, box.own_collectives) if box.collectives else UNSET,
     )
 
 
@@ -199,7 +199,7 @@ class TensorsRow(_Object, frozen=True, kw_only=True):
     calls: Count
 
 
-class CollectivesRow(_Object, frozen=True, kw_only=True):
+class BoxCollectivesRow(_Object, frozen=True, kw_only=True):
     """Equal collectives of a box, all its calls together."""
 
     kind: str
@@ -243,12 +243,14 @@ class BoxRow(_Object, frozen=True, kw_only=True):
         tuple[Count, ...], Meta(description="Calls of each member in this box: a shared module also stands in others.")
     ]
     collectives: (
-        Annotated[tuple[CollectivesRow, ...], Meta(description="With everything inside; absent where there are none.")]
+        Annotated[
+            tuple[BoxCollectivesRow, ...], Meta(description="With everything inside; absent where there are none.")
+        ]
         | UnsetType
     ) = UNSET
     own_collectives: (
         Annotated[
-            tuple[CollectivesRow, ...],
+            tuple[BoxCollectivesRow, ...],
             Meta(description="Those that it asks for itself; absent where there are none inside either."),
         ]
         | UnsetType

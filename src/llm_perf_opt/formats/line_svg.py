@@ -91,7 +91,7 @@ def plane_for(chart: LineChart, points: Sequence[Point], width: float, top: floa
     bottom = top + (_NARROW_HEIGHT if width <= NARROW else _HEIGHT)
     up = [y for _, y in points]
     shown_up = log_range(up, chart.y.base) if chart.y.is_log else range_from_zero(up)
-    found = ticks_up(chart.y.kind, shown_up, bottom - top)
+    ticks = ticks_up(chart.y.kind, shown_up, bottom - top)
     across = [x for x, _ in points]
     shown_across = (
         log_range(across, chart.x.base) if chart.x.is_log else range_around(across, is_padded=_is_padded(chart))
@@ -99,9 +99,9 @@ def plane_for(chart: LineChart, points: Sequence[Point], width: float, top: floa
     return Plane(
         chart=chart,
         width=width,
-        x=Scale(shown_across, widest(found) + 10, width - _RIGHT_MARGIN),
+        x=Scale(shown_across, widest(ticks) + 10, width - _RIGHT_MARGIN),
         y=Scale(shown_up, bottom, top),
-        ticks=tuple(found),
+        ticks=tuple(ticks),
     )
 
 
@@ -119,7 +119,7 @@ _NEAR = 12.0  # pixels, from which on a label needs a thread to its point
 
 @dataclass(frozen=True, slots=True)
 class PlacedMark:
-    """Where a mark is, what stands beside it, and what its tooltip says."""
+    """Where a mark is, what is next to it, and what its tooltip says."""
 
     at: Point
     name: str
@@ -136,7 +136,7 @@ class DrawnMarks:
 
 
 def draw_marks(marks: Sequence[PlacedMark], places: LabelPlaces, width: float, foot: float) -> DrawnMarks:
-    """Every mark is a dot; its name is beside it or in a list that begins at `foot`."""
+    """Every mark is a dot; its name is next to it or in a list that begins at `foot`."""
     parts: list[str] = []
     listed: list[str] = []
     for mark in marks:
@@ -160,13 +160,13 @@ def draw_marks(marks: Sequence[PlacedMark], places: LabelPlaces, width: float, f
 
 
 def _number(at: Point, figure: str, places: LabelPlaces) -> str:
-    """Beside the mark, if even that has room."""
+    """Next to the mark, if there is space."""
     area = places.place(at, text_width(figure, SIZE))
     return "" if area is None else text(area.left, area.bottom - 3.5, figure, SIZE, classes="mark-name")
 
 
 def _thread(at: Point, label: Area) -> str:
-    """From a point to the nearest edge of a label that is not right beside it."""
+    """From a point to the nearest edge of a label that is not right next to it."""
     x = min(max(at[0], label.left), label.right)
     y = min(max(at[1], label.top), label.bottom)
     if abs(x - at[0]) + abs(y - at[1]) <= _NEAR:
@@ -289,13 +289,13 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     """The first, the last, the highest and the lowest point of every pixel column, in their order."""
     if len(points) <= _FEW:
         return list(points)
-    kept: list[Point] = []
+    shown: list[Point] = []
     for _, column in groupby(points, key=lambda point: int(point[0])):
         inside = list(column)
         heights = [y for _, y in inside]
         places = {0, heights.index(min(heights)), heights.index(max(heights)), len(inside) - 1}
-        kept += [inside[place] for place in sorted(places)]
-    return kept
+        shown += [inside[place] for place in sorted(places)]
+    return shown
 
 
 def scattered(points: Iterable[Point]) -> list[Point]:

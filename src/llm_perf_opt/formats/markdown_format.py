@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.core.graph_view import Box, GraphView, metric_named, total
+from llm_perf_opt.core.graph_view import Box, GraphView, total
 from llm_perf_opt.core.report import Chart, Kind, Level, LineChart, Listing, Note, Report, Table
-from llm_perf_opt.formats.box_figures import collectives_text, figure_texts, has_collectives, hidden_text, loops_text
+from llm_perf_opt.formats.box_figures import (
+    WeighedDrawing,
+    collectives_text,
+    figure_texts,
+    has_collectives,
+    hidden_text,
+    loops_text,
+)
 from llm_perf_opt.formats.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.visible_text import row_texts, shortened, visible
 
@@ -16,37 +23,34 @@ _INDENT = "&emsp;"
 _MARKUP = str.maketrans({char: f"&#{ord(char)};" for char in "\\`*_{}[]()#+!|~<>&"})
 
 
-class MarkdownDrawing:
+class MarkdownDrawing(WeighedDrawing):
     """A GitHub table, one row per box of the default picture. `metric` decides what the last column is a share of."""
 
     suffix = ".md"
 
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
-
     def render(self, view: GraphView) -> str:
         """A heading, the caption as a list, the table."""
-        whole = total(view, self._metric)
-        exchanges = has_collectives(view)
+        total_cost = total(view, self._metric)
+        with_collectives = has_collectives(view)
         lines = [
             f"| box | loops | stage | instances | calls | FLOPs | bytes moved | activations | params "
-            f"| share of {self._metric} |" + " collectives |" * exchanges,
-            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | --: |" + " :-- |" * exchanges,
+            f"| share of {self._metric} |" + " collectives |" * with_collectives,
+            "| :-- | :-- | :-- | --: | --: | --: | --: | --: | --: | --: |" + " :-- |" * with_collectives,
         ]
         for box, depth in (pair for root in view.roots for pair in _depths(root, 0)):
-            lines.append(self._row(box, depth, whole) + f" {_words(collectives_text(box))} |" * exchanges)
+            lines.append(self._row(box, depth, total_cost) + f" {_words(collectives_text(box))} |" * with_collectives)
         parts = [f"# {_words(view.title)}"]
         if view.caption:
             parts.append("\n".join(f"- {_words(line)}" for line in view.caption))
         return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
 
-    def _row(self, box: Box, depth: int, whole: int | None) -> str:
+    def _row(self, box: Box, depth: int, total_cost: int | None) -> str:
         hidden = hidden_text(box)
         cells = [
             _INDENT * depth + _code(box.label) + (f" ({hidden})" if hidden else ""),
             loops_text(box),
             _words(box.stage),
-            *figure_texts(box, self._metric, whole),
+            *figure_texts(box, self._metric, total_cost),
         ]
         return f"| {' | '.join(cells)} |"
 
@@ -111,7 +115,7 @@ def _chart_parts(chart: Chart, level: int) -> Iterator[str]:
     if chart.caption:
         yield _escaped(chart.caption)
     if isinstance(chart, LineChart) and not has_few_points(chart):
-        yield "Every point is in the formats `json` and `csv`."
+        yield "The formats `json` and `csv` have every point."
 
 
 def _titled(table: Table, level: int) -> Iterator[str]:
@@ -142,7 +146,7 @@ def _heading(title: str, level: int) -> str:
 
 def _escaped(text: str) -> str:
     """One line on which no name turns into markup."""
-    return _ACTS.sub(lambda found: "\\" + found[0], visible(text))
+    return _ACTS.sub(lambda act: "\\" + act[0], visible(text))
 
 
 def _line(texts: Sequence[str]) -> str:

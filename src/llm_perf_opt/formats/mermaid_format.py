@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 
-from llm_perf_opt.core.graph_view import Box, GraphView, metric_named
+from llm_perf_opt.core.graph_view import Box, GraphView
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.formats.box_figures import collectives_text, cost_text, hidden_text, loops_text, second_text
+from llm_perf_opt.formats.box_figures import (
+    WeighedDrawing,
+    collectives_text,
+    cost_text,
+    hidden_text,
+    loops_text,
+    second_text,
+)
 from llm_perf_opt.formats.svg_style import stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -25,16 +32,13 @@ _CONFIG = (
 _ACTIVE = re.compile(r"""[#&<>"'`\\*|{}~;$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])""")
 
 
-class MermaidDrawing:
+class MermaidDrawing(WeighedDrawing):
     """Boxes in boxes as subgraphs, loops and costs in the labels, colours by stage.
 
     An arrow of more than one call carries their number.
     """
 
     suffix = ".mmd"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """The boxes of the default picture; the title goes into the front matter, the caption into comments."""
@@ -80,10 +84,10 @@ def _colour_lines(view: GraphView, shown: list[Box], names: dict[str, str]) -> l
 
 
 def _escaped(text: str) -> str:
-    return _ACTIVE.sub(lambda found: f"#{ord(found[0])};", visible(text))
+    return _ACTIVE.sub(lambda sign: f"#{ord(sign[0])};", visible(text))
 
 
 def _title(text: str) -> str:
     """A YAML string in double quotes, in which only letters, digits and a few signs stand for themselves."""
     plain = shortened(visible(text), 200)
-    return '"' + re.sub(r"[^\w ,.()@/:+=-]", lambda found: f"\\U{ord(found[0]):08x}", plain) + '"'
+    return '"' + re.sub(r"[^\w ,.()@/:+=-]", lambda sign: f"\\U{ord(sign[0]):08x}", plain) + '"'

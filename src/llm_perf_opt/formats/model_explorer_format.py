@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from llm_perf_opt.core.graph_view import Box, GraphView, Metric, inclusive, metric_named, own
-from llm_perf_opt.formats.box_figures import facts_of, loops_text, own_text
+from llm_perf_opt.formats.box_figures import WeighedDrawing, facts_of, loops_text, own_text
 from llm_perf_opt.formats.svg_style import StageColour, stage_colours
 from llm_perf_opt.formats.visible_text import shortened, visible
 
@@ -93,13 +93,10 @@ def _end_of(box: Box, place: int) -> str:
 _GRADIENT = ((0.0, "#ffffff"), (0.3, "#ffd8a8"), (1.0, "#e8590c"))
 
 
-class ModelExplorerDataDrawing:
+class ModelExplorerDataDrawing(WeighedDrawing):
     """Goes with the graph of `model-explorer`; `metric` is the figure. What is unknown has no entry."""
 
     suffix = ".node-data.json"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """The values of all nodes add up to the total of the view."""

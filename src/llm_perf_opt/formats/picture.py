@@ -213,16 +213,16 @@ class Tick:
 def ticks(kind: Kind, shown: Range, most: int) -> list[Tick]:
     """At most `most` round values inside the range, ascending."""
     if shown.is_log:
-        found = _log_ticks(kind, shown, most)
-        if len(found) > 1 or most < 2:
-            return found
+        log_ticks = _log_ticks(kind, shown, most)
+        if len(log_ticks) > 1 or most < 2:
+            return log_ticks
     return _even_ticks(kind, shown, most)
 
 
 def fitting_ticks(kind: Kind, shown: Range, most: int, fits: Callable[[list[Tick]], bool]) -> list[Tick]:
     """As many as have room, which `fits` decides; none if not even one has."""
     tries = (ticks(kind, shown, count) for count in range(most, 0, -1))
-    return next((found for found in tries if fits(found)), [])
+    return next((tried for tried in tries if fits(tried)), [])
 
 
 def _even_ticks(kind: Kind, shown: Range, most: int) -> list[Tick]:
@@ -308,9 +308,9 @@ def ticks_up(kind: Kind, shown: Range, height: float) -> list[Tick]:
     return ticks(kind, shown, max(2, int(height / _PIXELS_PER_TICK_UP)))
 
 
-def widest(found: Sequence[Tick]) -> float:
+def widest(shown: Sequence[Tick]) -> float:
     """Of the labels."""
-    return max((text_width(tick.text, SIZE) for tick in found), default=0.0)
+    return max((text_width(tick.text, SIZE) for tick in shown), default=0.0)
 
 
 def bottom_axis(kind: Kind, scale: Scale, top: float, bottom: float, width: float) -> str:
@@ -320,23 +320,23 @@ def bottom_axis(kind: Kind, scale: Scale, top: float, bottom: float, width: floa
         half = text_width(tick.text, SIZE) / 2 + 1
         return min(max(scale.at(tick.value), half), width - half)
 
-    def fits(found: list[Tick]) -> bool:
-        edges = [(middle(tick), text_width(tick.text, SIZE) / 2) for tick in found]
+    def fits(shown: list[Tick]) -> bool:
+        edges = [(middle(tick), text_width(tick.text, SIZE) / 2) for tick in shown]
         return all(
             right - right_half - left - left_half >= _GAP for (left, left_half), (right, right_half) in pairwise(edges)
         )
 
-    found = fitting_ticks(kind, scale.range, _MOST_ACROSS, fits)
-    lines = [upright(scale.at(tick.value), top, bottom, "grid") for tick in found]
-    labels = [text(middle(tick), bottom + 16, tick.text, SIZE, classes="soft tick", anchor="middle") for tick in found]
+    shown = fitting_ticks(kind, scale.range, _MOST_ACROSS, fits)
+    lines = [upright(scale.at(tick.value), top, bottom, "grid") for tick in shown]
+    labels = [text(middle(tick), bottom + 16, tick.text, SIZE, classes="soft tick", anchor="middle") for tick in shown]
     return "".join([*lines, *labels])
 
 
-def left_axis(found: Sequence[Tick], scale: Scale, left: float, right: float) -> str:
+def left_axis(shown: Sequence[Tick], scale: Scale, left: float, right: float) -> str:
     """Level grid lines and the labels left of them."""
-    lines = [level(scale.at(tick.value), left, right, "grid") for tick in found]
+    lines = [level(scale.at(tick.value), left, right, "grid") for tick in shown]
     labels = [
-        text(left - 8, scale.at(tick.value) + 4, tick.text, SIZE, classes="soft tick", anchor="end") for tick in found
+        text(left - 8, scale.at(tick.value) + 4, tick.text, SIZE, classes="soft tick", anchor="end") for tick in shown
     ]
     return "".join([*lines, *labels])
 

@@ -26,7 +26,7 @@ _SHORT_PATH = 16
 _LONG_CELL = 36  # characters, from which on a column must not become narrow
 _TALL = 14  # rows, from which on a table scrolls in a window of its own
 _BREAKS = re.compile(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=\D\.)(?=\d)")
-_MANY_POINTS = "Every point is in the formats json and csv."
+_MANY_POINTS = "The formats json and csv have every point."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ShownListing:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A report or a chapter; `level` is that of its heading. The first table is the answer and stands before charts.
+    """A report or a chapter; `level` is its heading's. The first table is the answer and comes before charts.
 
     A chapter shows its first table, its first chart and its warnings; the rest is behind a line that names it.
     """
@@ -123,7 +123,7 @@ class Section:
 
     @property
     def own_warnings(self) -> tuple[ShownNote, ...]:
-        """Not those of the sections inside."""
+        """Without the sections inside."""
         return tuple(note for note in self.notes if note.is_warning)
 
     def warnings(self) -> int:
@@ -232,9 +232,9 @@ class _Sections:
         """`s-per-stage`: words of the title, so that a link lasts; never an address that the page itself uses."""
         words = "-".join(re.findall(r"[a-z0-9]+", title.lower())[:8])[:60] or "part"
         numbered = (f"s-{words}" if number == 1 else f"s-{words}-{number}" for number in count(1))
-        found = next(name for name in numbered if name not in self._ids)
-        self._ids.add(found)
-        return found
+        free_name = next(name for name in numbered if name not in self._ids)
+        self._ids.add(free_name)
+        return free_name
 
 
 def _picture(view: GraphView) -> Markup:

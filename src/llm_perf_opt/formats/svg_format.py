@@ -17,12 +17,12 @@ from llm_perf_opt.core.graph_view import (
     LoopKind,
     Metric,
     inclusive,
-    metric_named,
     own,
     share,
     total,
 )
 from llm_perf_opt.formats.box_figures import (
+    WeighedDrawing,
     at_least,
     collectives_text,
     facts_of,
@@ -54,7 +54,7 @@ from llm_perf_opt.formats.visible_text import ELLIPSIS, fitted, text_width, visi
 _LINE = 17.0
 _ITEM_GAP = 22.0
 _WIDEST_STAGE = 180.0
-_EXCHANGE, _EXCHANGED = "all-reduce 1 KiB \u00d7 2", "what one call exchanges with other ranks"
+_COLLECTIVE, _COLLECTIVES = "all-reduce 1 KiB \u00d7 2", "the collectives of one call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ def _stage_items(view: GraphView, metric: Metric) -> list[_Item]:
     boxes: dict[str, list[Box]] = {}
     for box in (inner for root in view.roots for inner in root.walk()):
         boxes.setdefault(box.stage, []).append(box)
-    whole = total(view, metric)
+    total_cost = total(view, metric)
     items = []
     for colour, stage in enumerate(stage_colours(view)):
         if stage not in boxes:  # of another phase: it keeps its colour there
             continue
         cost, sign = _own_together(boxes[stage], metric)
         name = fitted(visible(stage), TEXT_SIZE, _WIDEST_STAGE, keep=0) or "(no stage)"
-        words = f"{name}: {sign}{metric_text(cost, metric)}, {share_text(share(cost, whole))}"
+        words = f"{name}: {sign}{metric_text(cost, metric)}, {share_text(share(cost, total_cost))}"
         items.append(_Item(rectangle(0, -5.5, 11, 11, f"fill-{colour}", radius=2), 11, words))
     return items
 
@@ -134,7 +134,7 @@ def _sign_items(metric: Metric, *, with_ranks: bool) -> list[_Item]:
     chain = BoxLoop(kind=LoopKind.FOR, count=12)
     free = BoxLoop(kind=LoopKind.PARFOR, count=2)
     bar = rectangle(0, -1.5, 24, 3, "track", radius=1.5) + rectangle(0, -1.5, 9, 3, "head", radius=1.5)
-    exchange = _Item(text(0, 4, _EXCHANGE, TEXT_SIZE), text_width(_EXCHANGE, TEXT_SIZE), _EXCHANGED)
+    collective = _Item(text(0, 4, _COLLECTIVE, TEXT_SIZE), text_width(_COLLECTIVE, TEXT_SIZE), _COLLECTIVES)
     return [
         _Item(badge(0, -7.5, chain), badge_width(chain), "one feeds the next"),
         _Item(badge(0, -7.5, free), badge_width(free), "independent uses"),
@@ -145,7 +145,7 @@ def _sign_items(metric: Metric, *, with_ranks: bool) -> list[_Item]:
             text_width("@ .a", TEXT_SIZE),
             "goes on from the path of the box around",
         ),
-        *([exchange] if with_ranks else []),
+        *([collective] if with_ranks else []),
     ]
 
 
@@ -155,13 +155,10 @@ _NARROWEST = 640.0
 _ROOT_GAP = 24.0
 
 
-class SvgDrawing:
+class SvgDrawing(WeighedDrawing):
     """At most 1260 pixels wide where the boxes allow it; `metric` is the figure that is printed and shared out."""
 
     suffix = ".svg"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """One SVG document without scripts and without references to anything outside it."""

@@ -39,7 +39,7 @@ def stage_colours(view: GraphView) -> dict[str, StageColour]:
 
 
 def palette(count: int) -> list[StageColour]:
-    """The colours of so many stages."""
+    """The colours of this many stages."""
     return [_PALETTE[number % len(_PALETTE)] for number in range(count)]
 
 

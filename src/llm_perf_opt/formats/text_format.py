@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.core.graph_view import Box, GraphView, Metric, inclusive, metric_named, share, total
+from llm_perf_opt.core.graph_view import Box, GraphView, Metric, inclusive, share, total
 from llm_perf_opt.core.report import BarChart, Chart, Column, Level, LineChart, Note, Report, SpanChart, Table
 from llm_perf_opt.formats.box_figures import (
+    WeighedDrawing,
     collectives_text,
     figure_texts,
     has_collectives,
@@ -62,8 +63,8 @@ def _spans(chart: SpanChart) -> Table:
     """The table of spans, each with its stretch of the axis; a logarithmic axis is drawn evenly here."""
     (table,) = short_tables(chart)
     low = min((span.start for span in chart.spans), default=0.0)
-    whole = max((span.end for span in chart.spans), default=0.0) - low
-    bars = [_stretch((span.start - low, span.end - low), whole) for span in chart.spans]
+    duration = max((span.end for span in chart.spans), default=0.0) - low
+    bars = [_stretch((span.start - low, span.end - low), duration) for span in chart.spans]
     rows = tuple((*row, bar) for row, bar in zip(table.rows, bars, strict=True))
     return replace(table, columns=(*table.columns, Column("")), rows=rows)
 
@@ -74,8 +75,8 @@ def _bar(value: float | None, largest: float) -> str:
     return ("#" if value > 0 else "-") * max(1, round(abs(value) / largest * _BAR_LENGTH))
 
 
-def _stretch(span: tuple[float, float], whole: float) -> str:
-    start, end = (round(place / whole * _BAR_LENGTH) if whole else 0 for place in span)
+def _stretch(span: tuple[float, float], duration: float) -> str:
+    start, end = (round(place / duration * _BAR_LENGTH) if duration else 0 for place in span)
     start = min(start, _BAR_LENGTH - 1)
     return " " * start + "#" * max(1, end - start)
 
@@ -127,13 +128,10 @@ _SHOWN_PARTS = 3  # of the picture, in its answer
 _NAMED_SHARE = 0.02  # from which on such a part is named
 
 
-class TextDrawing:
+class TextDrawing(WeighedDrawing):
     """ASCII only, 100 columns wide. `metric` decides what the last column is a share of."""
 
     suffix = ".txt"
-
-    def __init__(self, metric: str = "flops") -> None:
-        self._metric = metric_named(metric)
 
     def render(self, view: GraphView) -> str:
         """Where most of it is, title and caption, then one line per box of the default picture, with all figures."""
@@ -144,8 +142,8 @@ class TextDrawing:
 
     def one_screen(self, view: GraphView) -> str:
         """The same without the lesser figures and the later boxes; the last line says what is left out."""
-        told = [text for text in view.caption if not text.startswith(_SETTINGS)]
-        opening = [*self._answer(view), "", *_caption(told)]
+        caption = [text for text in view.caption if not text.startswith(_SETTINGS)]
+        opening = [*self._answer(view), "", *_caption(caption)]
         lines = _aligned(self._rows(view, _tree(view)))
         room = SCREEN_LINES - len(opening) - 3
         missing = len(lines) - room
@@ -155,11 +153,13 @@ class TextDrawing:
 
     def _answer(self, view: GraphView) -> list[str]:
         """How much there is, and which parts have most of it."""
-        whole = total(view, self._metric)
-        figures = [metric_text(total(view, one), one) for one in (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS)]
+        total_cost = total(view, self._metric)
+        figures = [
+            metric_text(total(view, metric), metric) for metric in (Metric.FLOPS, Metric.BYTES, Metric.PARAMETERS)
+        ]
         lines = [f"{_ascii(view.title, 60)}: {figures[0]}, {figures[1]} moved, {figures[2]}."]
         parts = sorted(_first_parts(view), key=lambda box: -(inclusive(box, self._metric) or 0))[:_SHOWN_PARTS]
-        shares = [share(inclusive(box, self._metric), whole) or 0.0 for box in parts]
+        shares = [share(inclusive(box, self._metric), total_cost) or 0.0 for box in parts]
         shown = zip(_names(parts), shares, strict=True)
         named = [f"{name} {share_text(part)}" for name, part in shown if part >= _NAMED_SHARE]
         if named:
@@ -168,22 +168,22 @@ class TextDrawing:
 
     def _rows(self, view: GraphView, branches: Sequence[_Branch]) -> _Rows:
         """Calls, FLOPs, bytes and the share of what the picture weighs by, which stands before it if it is another."""
-        whole, weighs_by = total(view, self._metric), self._metric
+        total_cost, weighs_by = total(view, self._metric), self._metric
         is_other = weighs_by in (Metric.PARAMETERS, Metric.ACTIVATIONS)
         heading = ["calls", "FLOPs", "bytes moved", *([weighs_by.value] if is_other else []), "share"]
         rows: _Rows = [(None, heading)]
         for branch in branches:
-            _, calls, flops, moved, *_, part = figure_texts(branch.box, weighs_by, whole)
+            _, calls, flops, moved, *_, part = figure_texts(branch.box, weighs_by, total_cost)
             other = [inclusive_text(branch.box, weighs_by).removesuffix(" params")] if is_other else []
             rows.append((branch, [calls, flops, moved, *other, part]))
         return rows
 
     def _further_rows(self, view: GraphView, branches: Sequence[_Branch]) -> _Rows:
-        exchanges = has_collectives(view)
-        rows: _Rows = [(None, ["instances", "activations", "params", *(["collectives"] if exchanges else [])])]
+        with_collectives = has_collectives(view)
+        rows: _Rows = [(None, ["instances", "activations", "params", *(["collectives"] if with_collectives else [])])]
         for branch in branches:
             figures = figure_texts(branch.box, self._metric, None)
-            other = [collectives_text(branch.box)] if exchanges else []
+            other = [collectives_text(branch.box)] if with_collectives else []
             rows.append((branch, [figures[0], figures[4], figures[5], *other]))
         return rows
 
@@ -354,8 +354,8 @@ class _Screen:
         names = [visible_ascii(title) for title in self.tables if title]
         listed = "; ".join(names[:_MOST_NAMES]) + (f"; {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
         counts[0] += f" ({listed})" if listed else ""
-        told = ", ".join(count for count in counts if count)
-        return _indented(f"Left out: {told}. {_ALL}") if told else ""
+        text = ", ".join(count for count in counts if count)
+        return _indented(f"Left out: {text}. {_ALL}") if text else ""
 
 
 def screen_text(report: Report) -> str:
@@ -397,17 +397,17 @@ def _chapters(report: Report, heading: str) -> Iterator[tuple[str, Report]]:
 
 
 def _warnings(report: Report) -> str:
-    """Those of the report and of its chapters, each once; where they are many, how many more there are."""
-    found = dict.fromkeys(
+    """The notes of the report and of its chapters, each once; where they are many, how many more there are."""
+    warnings = dict.fromkeys(
         note_text(note) for _, part in _chapters(report, "") for note in part.notes if note.level is Level.WARNING
     )
     shown: list[str] = []
-    for text in found:
+    for text in warnings:
         if shown and sum(map(_lines_of, (*shown, text))) > _MOST_WARNING_LINES:
             break
         shown.append(text)
-    if len(shown) < len(found):
-        shown.append(f"warning: {len(found) - len(shown):,} more; {_ALL}")
+    if len(shown) < len(warnings):
+        shown.append(f"warning: {len(warnings) - len(shown):,} more; {_ALL}")
     return "\n".join(shown)
 
 

@@ -78,7 +78,7 @@ def _pieces(word: str, width: int) -> list[str]:
     if len(word) <= width:
         return [word]
     pieces = [""]
-    for part in (found for found in _BREAKS.split(word) if found):
+    for part in (part for part in _BREAKS.split(word) if part):
         if len(pieces[-1]) + len(part) <= width:
             pieces[-1] += part
         else:
@@ -108,20 +108,20 @@ def _parts(cells: Sequence[_Cells], rows: int, width: int) -> list[tuple[list[_C
         key, rest = replace(first, column=Column("#", Kind.COUNT), heading="#", texts=numbers), list(cells)
     key_width = min(key.width, _WIDEST_KEY)
     parts: list[tuple[list[_Cells], list[int]]] = []
-    for one in rest:
-        own = min(one.width, _WIDEST_TEXT) if one.is_text else one.width
+    for column in rest:
+        own = min(column.width, _WIDEST_TEXT) if column.is_text else column.width
         if parts and _joined_width([*parts[-1][1], own]) <= width:
-            parts[-1][0].append(one)
+            parts[-1][0].append(column)
             parts[-1][1].append(own)
         else:
-            parts.append(([key, one], [key_width, own]))
+            parts.append(([key, column], [key_width, own]))
     return parts
 
 
 def _narrowed(cells: Sequence[_Cells], width: int) -> list[int]:
-    """The widths of the columns, of those of text as much less as it takes, the widest first."""
+    """The widths of the columns; columns of text give way as much as it takes, the widest first."""
     widths = [cell.width for cell in cells]
-    texts = [place for place, one in enumerate(cells) if one.is_text]
+    texts = [place for place, column in enumerate(cells) if column.is_text]
     while (over := _joined_width(widths) - width) > 0:
         widest = max(texts, key=lambda place: widths[place], default=None)
         if widest is None or widths[widest] <= _NARROWEST_TEXT:
@@ -134,7 +134,7 @@ def _widened(cells: Sequence[_Cells], widths: Sequence[int], width: int) -> list
     """What is left of the page goes to the columns with the tallest headings."""
     wider = list(widths)
     for _ in range(width - _joined_width(widths)):
-        heights = [len(broken(one.heading, own)) for one, own in zip(cells, wider, strict=True)]
+        heights = [len(broken(column.heading, own)) for column, own in zip(cells, wider, strict=True)]
         tallest = max(range(len(cells)), key=lambda place: (heights[place], -wider[place]))
         if heights[tallest] == 1:
             return wider
@@ -148,9 +148,11 @@ def _joined_width(widths: Sequence[int]) -> int:
 
 def _lines(cells: Sequence[_Cells], widths: Sequence[int], has_footer: bool) -> list[str]:
     rule = _GAP.join("-" * width for width in widths)
-    heading = _row([one.cell(one.heading, width) for one, width in zip(cells, widths, strict=True)], widths, end=True)
+    heading = _row(
+        [column.cell(column.heading, width) for column, width in zip(cells, widths, strict=True)], widths, end=True
+    )
     rows = [
-        _row([one.cell(one.texts[number], width) for one, width in zip(cells, widths, strict=True)], widths)
+        _row([column.cell(column.texts[number], width) for column, width in zip(cells, widths, strict=True)], widths)
         for number in range(len(cells[0].texts))
     ]
     if has_footer:

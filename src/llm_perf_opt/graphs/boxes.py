@@ -13,7 +13,8 @@ from llm_perf_opt.core.callgraph.queries import label_of, stage_names, stage_of_
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.graph_view import Arrow, Box, BoxLoop, CollectiveGroup, Figures, LoopKind, TensorGroup
-from llm_perf_opt.core.module_selection import family_of
+from llm_perf_opt.core.module_selection import family_of, layer_experts
+from llm_perf_opt.core.units import macs_of
 from llm_perf_opt.costs.collectives import collectives_by_call
 from llm_perf_opt.costs.coverage import counted_or_unknown, known_sum, priced_sum
 from llm_perf_opt.graphs.call_tree import OUTSIDE, CallFigures, CallTree, ParameterHomes
@@ -201,7 +202,7 @@ class BoxMaker:
         members, calls = self._members(group)
         own = self._nothing() if group.is_split else self._own(group, members)
         children = [self.box(child) for child in group.children]
-        asked = () if group.is_split else self._own_collectives(group)
+        own_collectives = () if group.is_split else self._own_collectives(group)
         called = members[: len(group.paths)]
         return Box(
             id=f"b{number}",
@@ -214,8 +215,8 @@ class BoxMaker:
             loops=loops_of(group, self._facts.tree, self._facts.flow),
             figures=sum_of([own, *(child.figures for child in children)]),
             own=own,
-            collectives=together([asked, *(child.collectives for child in children)]),
-            own_collectives=asked,
+            collectives=together([own_collectives, *(child.collectives for child in children)]),
+            own_collectives=own_collectives,
             constructor_params=_shared_params(self._facts.graph, members),
             layer_context=self._contexts.of(members),
             inputs=self._tensors.inputs(group.rows, called),
@@ -250,7 +251,7 @@ class BoxMaker:
         flops = counted_or_unknown(_sum_at(figures.flops, group.rows), unpriced)
         return Figures(
             flops=flops,
-            macs=None if flops is None else flops // 2,
+            macs=macs_of(flops),
             bytes_moved=counted_or_unknown(_sum_at(figures.bytes_moved, group.rows), unpriced),
             parameters=parameters,
             activation_bytes=_sum_at(figures.activation_bytes, group.rows),
@@ -260,11 +261,11 @@ class BoxMaker:
     def _own_collectives(self, group: Group) -> tuple[CollectiveGroup, ...]:
         if not self._collectives:
             return ()
-        asked = (self._collectives[row] for row in group.rows if row in self._collectives)
-        return together([_groups(counts) for counts in asked])
+        counts_by_row = (self._collectives[row] for row in group.rows if row in self._collectives)
+        return together([_groups(counts) for counts in counts_by_row])
 
     def _nothing(self) -> Figures:
-        """Zero where something is known at all: the parts of a box parted by cost hold everything."""
+        """Zero where something is known at all: the parts of a box split by cost hold everything."""
         figures = self._facts.figures
         flops = _sum_at(figures.flops, ())
         return Figures(
@@ -339,9 +340,6 @@ def _shared_params(graph: CallGraph, members: list[str]) -> Mapping[str, Any]:
 # An expert is built from its own sizes alone. The block around it, or the router in that block, keeps the two numbers
 # under one of several names; they are read from there and kept apart from what the expert itself holds.
 
-# Names under which released models keep the two numbers; the first that is there decides.
-_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "n_experts")
-_CHOSEN = ("num_experts_per_tok", "top_k", "moe_top_k", "moe_topk", "moe_k", "num_selected_experts")
 _MOST_CHILDREN = 16  # a block holds a router, experts and shared experts; a longer list is the experts themselves
 
 
@@ -384,12 +382,8 @@ class LayerContexts:
             tables = [self._graph.constructor_params.get(path, {})]
             children = self._graph.module_children.get(path, ())
             tables += [self._graph.constructor_params.get(child, {}) for child in children[:_MOST_CHILDREN]]
-            experts, chosen = _first(tables, _EXPERTS), _first(tables, _CHOSEN)
-            self._of_block[path] = None if experts is None or chosen is None else (experts, chosen)
+            numbers = layer_experts(tables)
+            siblings = self._graph.module_children.get(path.rpartition(".")[0], ())
+            is_expert = path.rpartition(".")[2].isdecimal() and numbers is not None and len(siblings) == numbers[0]
+            self._of_block[path] = None if is_expert else numbers
         return self._of_block[path]
-
-
-def _first(tables: Iterable[Mapping[str, Any]], names: Iterable[str]) -> int | None:
-    """The first positive whole number under one of the names."""
-    values = (table.get(name) for table in tables for name in names)
-    return next((value for value in values if type(value) is int and value > 0), None)

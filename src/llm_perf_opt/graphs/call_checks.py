@@ -112,7 +112,8 @@ def call_notes(checks: Sequence[CallCheck]) -> Iterator[Note]:
     if not checks:
         return
     as_expected = sum(check.is_as_expected for check in checks)
-    yield Note(f"Calls: {as_expected} of {len(checks)} as expected from the configuration, the inputs and the steps.")
+    kinds = f"{as_expected} of {len(checks)} kinds of module"
+    yield Note(f"Calls: {kinds} ran as often as the configuration, the inputs and the steps imply.")
     for check in checks:
         if not check.is_as_expected:
             yield Note(

@@ -41,6 +41,27 @@ class CallTree:
         return callees
 
 
+class CallsByCaller:
+    """The calls of modules, by call of their caller."""
+
+    def __init__(self, tree: CallTree) -> None:
+        self._tree = tree
+        self._rows_of: dict[int, list[int]] = {}
+        for row in tree.children:
+            self._rows_of.setdefault(tree.path[row] if row >= 0 else OUTSIDE, []).append(row)
+
+    def rows(self, caller: int) -> Sequence[int]:
+        """The calls of a caller in which it called anything."""
+        return self._rows_of.get(caller, ())
+
+    def of(self, caller: int, members: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Each call of the caller that called some of the members, with those calls."""
+        for caller_row in self.rows(caller):
+            rows = [row for row in self._tree.children[caller_row] if self._tree.path[row] in members]
+            if rows:
+                yield caller_row, rows
+
+
 def call_tree(graph: CallGraph) -> CallTree:
     """The finest tree the trace allows."""
     if graph.calls is not None:
@@ -156,7 +177,7 @@ def _holds_members(graph: CallGraph, container: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterHomes:
-    """Module path -> parameter elements. `idle` are those of modules that are in no box and whose weights no op read.
+    """Module path -> parameter elements. `idle` are for modules that are in no box and have weights that no op read.
 
     A tied weight counts at the first of its names that is in a box. A weight that another module reads without calling
     its owner counts at the nearest module around the owner.
@@ -213,7 +234,7 @@ class CallFigures:
 
 
 def call_figures(graph: CallGraph) -> CallFigures:
-    """Own figures of every call: the ops run directly in it, without those of the calls it made."""
+    """Own figures of every call: the ops run directly in it, without the calls it made."""
     if graph.calls is None or graph.ops is None:
         return CallFigures(flops=None, bytes_moved=None, activation_bytes=None, unpriced_ops=None)
     prices = [price(kind) for kind in graph.op_kinds]

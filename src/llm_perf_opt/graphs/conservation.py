@@ -10,6 +10,7 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import count_kinds
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView
+from llm_perf_opt.core.units import macs_of
 from llm_perf_opt.costs.collectives import collectives_by_call
 from llm_perf_opt.costs.coverage import counted_or_unknown, priced_total
 from llm_perf_opt.costs.parameters import untied
@@ -22,9 +23,9 @@ def check_conservation(view: GraphView, graph: CallGraph) -> list[str]:
     """Every way in which the view and the trace disagree, one sentence each; empty when all is conserved."""
     boxes = [box for root in view.roots for box in root.walk()]
     problems = [problem for box in boxes for problem in _box_problems(box)]
-    whole = is_whole(view, graph)
-    problems += _call_problems(boxes, graph, whole)
-    if whole:
+    is_complete = is_whole(view, graph)
+    problems += _call_problems(boxes, graph, is_complete)
+    if is_complete:
         problems += _total_problems(view, graph, boxes)
         problems += _collective_problems(view, graph)
     return problems
@@ -76,7 +77,7 @@ def _figures_of(
     flops = counted_or_unknown(cost.flops, unpriced)
     return Figures(
         flops=flops,
-        macs=None if flops is None else flops // 2,
+        macs=macs_of(flops),
         bytes_moved=counted_or_unknown(cost.bytes_moved, unpriced),
         parameters=parameters,
         activation_bytes=activation_bytes,
@@ -107,11 +108,11 @@ def _all_activations(graph: CallGraph) -> int | None:
 
 
 def _box_problems(box: Box) -> Iterator[str]:
-    """Inside one box: figures are its own plus those inside, and calls are those of its members."""
+    """Inside one box: figures are its own plus the inner boxes', and calls are its members'."""
     if box.figures != sum_of([box.own, *(child.figures for child in box.children)]):
-        yield f"{box.label}: its figures are not its own plus those of the boxes inside"
+        yield f"{box.label}: its figures are not the sum of its own and the inner boxes' figures"
     if box.collectives != together([box.own_collectives, *(child.collectives for child in box.children)]):
-        yield f"{box.label}: its collectives are not its own plus those of the boxes inside"
+        yield f"{box.label}: its collectives are not the sum of its own and the inner boxes' collectives"
     if sum(box.member_calls) != box.calls or not len(box.member_calls) == len(box.members) == box.instances:
         yield f"{box.label}: its members do not add up to {box.instances} instances and {box.calls} calls"
     if box.is_split:
@@ -124,7 +125,7 @@ def _member_calls(box: Box) -> Iterator[tuple[str, int]]:
     return zip(box.members, box.member_calls, strict=True)
 
 
-def _call_problems(boxes: list[Box], graph: CallGraph, whole: bool) -> Iterator[str]:
+def _call_problems(boxes: list[Box], graph: CallGraph, is_complete: bool) -> Iterator[str]:
     """Every call of every module is in one box; in a view of a part, none is in two."""
     shown: dict[str, int] = {}
     for box in boxes:
@@ -133,17 +134,17 @@ def _call_problems(boxes: list[Box], graph: CallGraph, whole: bool) -> Iterator[
                 shown[path] = shown.get(path, 0) + calls
     for path, calls in graph.call_counts.items():
         seen = shown.get(path, 0)
-        if seen > calls or (whole and seen < calls):
+        if seen > calls or (is_complete and seen < calls):
             yield f"{path!r} was called {calls} times, the boxes hold {seen}"
 
 
 def _collective_problems(view: GraphView, graph: CallGraph) -> Iterator[str]:
     """Every collective is in one box, or in no module."""
     counts = collectives_by_call(graph)
-    total = sum(asked.total() for asked in counts.values()) - counts.get(-1, Counter()).total()
+    total = sum(count.total() for count in counts.values()) - counts.get(-1, Counter()).total()
     boxed = sum(part.count for root in view.roots for part in root.collectives)
     if boxed != total:
-        yield f"the boxes hold {boxed} collectives, the modules of the trace asked for {total}"
+        yield f"the boxes hold {boxed} collectives, the modules of the trace ran {total}"
 
 
 def _total_problems(view: GraphView, graph: CallGraph, boxes: list[Box]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from llm_perf_opt.core.callgraph.queries import tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.graph_view import LoopKind
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.graphs.call_tree import OUTSIDE, CallTree, Modules
+from llm_perf_opt.graphs.call_tree import OUTSIDE, CallsByCaller, CallTree, Modules
 
 # These name the tensor they write into as a whole and change some of its elements.
 _PART_WRITERS = ("index_", "scatter", "masked_", "put_", "select_scatter", "slice_scatter")
@@ -72,7 +72,7 @@ class Knowledge(IntEnum):
     """How much of the data flow a trace shows."""
 
     NONE = 0
-    CALLS = 1  # the tensors of calls, and not those of the ops between them
+    CALLS = 1  # the tensors of calls, without the ops between them
     OPS = 2
 
 
@@ -85,7 +85,7 @@ class Inflow:
         self.feeders: set[int] = set()  # the latest of its siblings that it depends on
         self.near_feeders: set[int] = set()  # likewise, if nothing in its container was called in between
         self.series_feeders: set[int] = set()  # what its container ran before it, if it depends on that
-        self.direct: set[int] = set()  # any module whose output it takes as it is
+        self.direct: set[int] = set()  # any module that gives it an output as it is
         self.needs: set[int] = set()  # every module that it depends on and that may have a family
         self.is_in_series: bool | None = None  # used again in one call of the caller: whether an earlier use fed it
 
@@ -322,7 +322,7 @@ def _merged(clocks: Iterable[Clock]) -> Clock:
 # It is weaker evidence than tensors, and the caption says so. Numbered siblings of one class that each run once per
 # call of their caller are taken for a chain if their container is named as a stack is, or is itself called: heads and
 # pyramids of feature maps are numbered too, and run side by side. Siblings that run unequally often, that a caller
-# leaves out, or that stand beside a router are taken for experts.
+# leaves out, or that are next to a router are taken for experts.
 
 _ROUTER_NAMES = ("gate", "router")
 _ROUTER_CLASSES = ("Gate", "Router")
@@ -340,16 +340,14 @@ class NamesAndCounts:
         self._modules = modules
         self._is_ordered = is_ordered
         self._called = frozenset(filter(None, tree.paths))
-        self._rows_of: dict[int, list[int]] = {}
-        for row in tree.children:
-            self._rows_of.setdefault(tree.path[row] if row >= 0 else OUTSIDE, []).append(row)
+        self._calls_by_caller = CallsByCaller(tree)
 
     def in_order(self, siblings: Sequence[int]) -> list[int]:
         """As they ran, or else by number."""
         return list(siblings) if self._is_ordered else sorted(siblings, key=lambda path: self._number(path) or 0)
 
     def is_next(self, path: int, next_path: int) -> bool:
-        """Whether the second has the number after that of the first."""
+        """Whether the second has the number after the first's."""
         number, following = self._number(path), self._number(next_path)
         return number is not None and following is not None and following == number + 1
 
@@ -360,7 +358,7 @@ class NamesAndCounts:
         if self._is_routed_by_name(caller, siblings):
             return LoopKind.PARFOR
         members = frozenset(siblings)
-        calls = list(self._calls_of(caller, members))
+        calls = list(self._calls_by_caller.of(caller, members))
         if not all(self._runs_each_once(caller_row, rows, members) for caller_row, rows in calls):
             return LoopKind.PARFOR if self._is_unequal(calls, members) else None
         if self._has_gap(siblings, untouched):
@@ -371,7 +369,7 @@ class NamesAndCounts:
         container = self._modules.container[siblings[0]]
         if _EXPERTS in container.rpartition(".")[2].lower():
             return True
-        rows = self._rows_of.get(caller, ())
+        rows = self._calls_by_caller.rows(caller)
         callees = {self._tree.path[row] for caller_row in rows for row in self._tree.children[caller_row]}
         return any(
             self._tree.paths[path].rpartition(".")[2] in _ROUTER_NAMES
@@ -383,12 +381,6 @@ class NamesAndCounts:
         """By its name; or it runs them itself, as a `Sequential` does."""
         last = container.rpartition(".")[2]
         return container in self._called or last in _STACK_NAMES or last.endswith(_STACKS)
-
-    def _calls_of(self, caller: int, members: frozenset[int]) -> Iterator[tuple[int, list[int]]]:
-        for caller_row in self._rows_of.get(caller, ()):
-            rows = [row for row in self._tree.children[caller_row] if self._tree.path[row] in members]
-            if rows:
-                yield caller_row, rows
 
     def _runs_each_once(self, caller_row: int, rows: list[int], members: frozenset[int]) -> bool:
         """Whether one call of the caller, or each of those counted together, ran every sibling once and in order."""

@@ -1,8 +1,8 @@
 """Which modules called by one caller are a family, and whether they run in series or side by side.
 
 The chain is tested first. A chain splits where the structure of its members differs; what is in no chain and depends on
-no sibling may stand side by side. See `docs/reading-the-graph.md` for the rules in full. Where a trace does not follow
-tensors through ops, `SideBySide` looks at the calls instead.
+no sibling may stand side by side. See `docs/how/reading-the-graph.md` for the rules in full. Where a trace does not
+follow tensors through ops, `SideBySide` looks at the calls instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.records import CallColumns
 from llm_perf_opt.core.graph_view import LoopKind
-from llm_perf_opt.graphs.call_tree import OUTSIDE, UNKNOWN_CLASS, CallTree, Modules
+from llm_perf_opt.graphs.call_tree import UNKNOWN_CLASS, CallsByCaller, CallTree, Modules
 from llm_perf_opt.graphs.data_flow import DataFlow, Knowledge, NamesAndCounts
 
 MAX_DEPTH = 64  # levels of calls told apart; only runaway recursion goes deeper
@@ -30,7 +30,7 @@ class SiblingFamily:
     slot: str  # where it stands in the caller: the same for corresponding families of corresponding callers
     class_name: str
     structure: int
-    untouched: tuple[str, ...] = ()  # declared beside them and never called
+    untouched: tuple[str, ...] = ()  # declared next to them and never called
 
 
 class Families:
@@ -197,9 +197,9 @@ class Families:
         )
 
     def _slot(self, caller: int, place: str) -> str:
-        """The place seen from the caller; one that does not lie below it keeps its full name.
+        """The place seen from the caller; a place outside the caller keeps its full name.
 
-        One beside the caller in the same member of a list, such as a layer, is seen from there: `../q_proj`.
+        A place next to the caller in the same member of a list, such as a layer, is seen from there: `../q_proj`.
         """
         above = "" if caller < 0 else self._paths[caller]
         if place == above:
@@ -290,9 +290,7 @@ class SideBySide:
         self._input_end = list(accumulate(calls.input_count))
         self._output_end = list(accumulate(calls.output_count))
         self._tree = tree
-        self._rows_of: dict[int, list[int]] = {}
-        for row in tree.children:
-            self._rows_of.setdefault(tree.path[row] if row >= 0 else OUTSIDE, []).append(row)
+        self._calls_by_caller = CallsByCaller(tree)
 
     def are_routed(self, caller: int, siblings: Collection[int]) -> bool:
         """Whether some call of the caller left a sibling out, or gave them different numbers of rows.
@@ -302,23 +300,16 @@ class SideBySide:
         members = frozenset(siblings)
         return any(
             len({self._tree.path[row] for row in rows}) < len(members) or self._differ_in_rows(rows)
-            for _, rows in self._calls_of(caller, members)
+            for _, rows in self._calls_by_caller.of(caller, members)
         )
 
     def read_earlier_memory(self, caller: int, siblings: Collection[int]) -> bool:
         """Whether in each call of the caller the siblings read only what it or the first of them was given."""
-        found = [
+        verdicts = [
             rows[1:] and all(self._is_within(self._inputs(row), self._given(caller_row, rows[0])) for row in rows)
-            for caller_row, rows in self._calls_of(caller, frozenset(siblings))
+            for caller_row, rows in self._calls_by_caller.of(caller, frozenset(siblings))
         ]
-        return bool(found) and all(found)
-
-    def _calls_of(self, caller: int, members: frozenset[int]) -> Iterator[tuple[int, list[int]]]:
-        """The calls of members, by call of the caller."""
-        for caller_row in self._rows_of.get(caller, ()):
-            rows = [row for row in self._tree.children[caller_row] if self._tree.path[row] in members]
-            if rows:
-                yield caller_row, rows
+        return bool(verdicts) and all(verdicts)
 
     def _differ_in_rows(self, rows: Sequence[int]) -> bool:
         """Whether the calls took and returned tensors that differ in the first dimension alone."""

@@ -1,4 +1,4 @@
-"""The calls of a run, parted into boxes, every call in exactly one; and which boxes stand open.
+"""The calls of a run, split into boxes, every call in exactly one; and which boxes stand open.
 
 A group is a family together with the corresponding families of all corresponding callers: the experts of eleven layers
 are one group inside the group of those layers. A module that several callers share is in a group under each of them,
@@ -20,7 +20,7 @@ from llm_perf_opt.core.module_selection import PathPattern
 from llm_perf_opt.graphs.call_tree import OUTSIDE, UNKNOWN_CLASS, CallTree
 from llm_perf_opt.graphs.families import MAX_DEPTH, Families, SiblingFamily
 
-MAX_COSTS = 8  # a chain whose members have more different costs than this is not parted by cost
+MAX_COSTS = 8  # a chain with more different costs than this is not split by cost
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,7 +191,7 @@ def _keyed(families: Sequence[SiblingFamily]) -> Iterator[tuple[object, SiblingF
 
 
 def _steady_flops(tree: CallTree, families: Families, own_flops: Sequence[int]) -> list[int]:
-    """FLOPs of each call with all it made, without those of siblings side by side: routing decides what they get."""
+    """FLOPs of each call with all it made, without parallel siblings: routing decides what they get."""
     routed: dict[int, set[int]] = {}
     inclusive = list(own_flops)  # filled from the last call to the first: a call comes after its caller
     for row in range(len(tree.path) - 1, -1, -1):
@@ -221,8 +221,8 @@ def open_to_depth(view: GraphView, depth: int) -> GraphView:
 def open_to_fit(view: GraphView, max_boxes: int, metric: str = "flops") -> GraphView:
     """As many boxes as fit: first those that lead to a family, then what shows a new class, then the rest.
 
-    Among equals the outer comes before the inner, and the costly before the cheap. A box whose inside does not fit
-    stays shut, and smaller ones after it may still open.
+    Among equals the outer comes before the inner, and the costly before the cheap. A box with an inside that does not
+    fit stays shut, and smaller ones after it may still open.
     """
     leads_to_family = _boxes_around_families(view)
     opened: set[str] = set()
@@ -311,9 +311,9 @@ def find_groups(graph: CallGraph, tree: CallTree, grouper: Grouper, focus: str) 
     if wanted in tree.paths:
         return [_instance(graph, tree, grouper, wanted)]
     roots = grouper.roots()
-    whole = list(_outermost(roots, lambda names: _is_whole(names, wanted), tree))
-    if whole:
-        return whole
+    complete = list(_outermost(roots, lambda names: _is_whole(names, wanted), tree))
+    if complete:
+        return complete
     ending = wanted.lstrip(".\u2026")
     groups = _by_ending(roots, tree, ending)
     if not groups and _ELLIPSIS.search(wanted):
@@ -336,7 +336,7 @@ def _is_whole(names: list[str], wanted: str) -> bool:
 
 
 def _by_ending(roots: list[Group], tree: CallTree, ending: str) -> list[Group]:
-    """The family whose label ends like this; else those whose members do, if they differ in numbers alone before it."""
+    """The family with a label that ends like this; else by its members, if they differ only in numbers before it."""
     if not ending:
         return []
     printed = list(_outermost(roots, lambda names: f".{label_of(names)}".endswith(f".{ending}"), tree))
@@ -359,7 +359,7 @@ def _require_one(groups: list[Group], tree: CallTree, wanted: str) -> None:
 
 
 def _require_one_path(tree: CallTree, ending: str) -> str | None:
-    """The one called module whose path ends like this; a label with brackets stands for several."""
+    """The single called module with a path that ends like this; a label with brackets stands for several."""
     if "[" in ending:
         return None
     pattern = PathPattern(ending)

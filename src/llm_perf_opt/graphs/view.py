@@ -77,9 +77,9 @@ def group(
     groups = grouper.roots() if focus is None else find_groups(graph, tree, grouper, focus)
     homes = parameter_homes(graph, _shown_paths(groups, tree))
     facts = Facts(graph=graph, tree=tree, flow=flow, figures=figures, parameters=homes)
-    whole = _whole_view(facts, groups, focus)
-    wanted = box_filter(whole, only=only, stage=stage, min_share=min_share)
-    chosen = whole if wanted is None else _checked(filtered(whole, wanted, graph, metric), graph)
+    full_view = _whole_view(facts, groups, focus)
+    wanted = box_filter(full_view, only=only, stage=stage, min_share=min_share)
+    chosen = full_view if wanted is None else _checked(filtered(full_view, wanted, graph, metric), graph)
     if ungrouped:
         chosen = replace(chosen, is_ungrouped=True)
         depth = ALL_LEVELS if depth is None else depth
@@ -89,7 +89,7 @@ def group(
         *(() if wanted is None else (filter_line(view, wanted, metric),)),
         *workload_lines(graph),
         *runtime_lines(graph, flow.knowledge, families.chain_lengths()),
-        *reservation_lines(whole, graph, flow, homes),
+        *reservation_lines(full_view, graph, flow, homes),
         *series_lines(groups, tree, flow),
     )
     return replace(view, caption=caption)
@@ -189,29 +189,29 @@ def read_share(given: float | str) -> float:
         raise UsageError(
             f"{given!r} is not a share.",
             why="a share is a percentage with its sign, from 0% to 100%",
-            fix="write --min-share 0.5%; in Python min_share=0.005",
+            fix="write --min-share 0.5%, or 0.005 in Python",
         )
     return fraction
 
 
 def filtered(view: GraphView, wanted: BoxFilter, graph: CallGraph, metric: str) -> GraphView:
     """The chosen boxes and those around them, in the order of before; roots always stay."""
-    measure, whole = metric_named(metric), total(view, metric_named(metric))
-    if wanted.min_share is not None and whole is None:
+    measure, total_cost = metric_named(metric), total(view, metric_named(metric))
+    if wanted.min_share is not None and total_cost is None:
         raise UsageError(
-            f"--min-share cannot be told: the {measure.words} of this trace are not known.",
+            f"--min-share does not work here: the {measure.words} of this trace are unknown.",
             why="the tracer saw no ops with a price",
             fix="choose --metric calls, or trace with --tracer weightless",
         )
     _require_matches(view, wanted, graph)
-    kept = _kept(view, _chooser(wanted, graph, measure, whole))
-    if not kept:
+    shown_ids = _kept(view, _chooser(wanted, graph, measure, total_cost))
+    if not shown_ids:
         raise UsageError(
             f"Nothing in this picture is {wanted.text(measure)}.",
             why="no box passes the filter",
             fix="choose a wider one",
         )
-    return replace(view, roots=tuple(_pruned(root, kept) for root in view.roots))
+    return replace(view, roots=tuple(_pruned(root, shown_ids) for root in view.roots))
 
 
 def filter_line(view: GraphView, wanted: BoxFilter, metric: str) -> str:
@@ -219,15 +219,15 @@ def filter_line(view: GraphView, wanted: BoxFilter, metric: str) -> str:
     measure = metric_named(metric)
     gone = [box for root in view.roots for box in root.walk() if box.is_left_out]
     if not gone:
-        return f"Only {wanted.text(measure)}: that is all there is, nothing is left out."
+        return f"Only {wanted.text(measure)}: that is everything, so nothing is left out."
     modules = {path for box in gone for path in box.members}
     costs = [own(box, measure) for box in gone]
     cost = None if None in costs else sum(value for value in costs if value is not None)
     part = share(cost, total(view, measure))
     of_metric = f"{measure.words} unknown" if part is None else f"{format_ratio(part)} of {measure.words}"
     return (
-        f"Only {wanted.text(measure)}, with the boxes around. Left out: {format_count(len(modules))} modules, "
-        f"{format_count(sum(box.calls for box in gone))} calls, {of_metric}; boxes named {LEFT_OUT} hold them."
+        f"Only {wanted.text(measure)}, with the boxes around it. Left out: {format_count(len(modules))} modules, "
+        f"{format_count(sum(box.calls for box in gone))} calls, {of_metric}; they are in the boxes named {LEFT_OUT}."
     )
 
 
@@ -241,14 +241,14 @@ def _require_matches(view: GraphView, wanted: BoxFilter, graph: CallGraph) -> No
         raise unknown_terms(missing, shown.values())
 
 
-def _chooser(wanted: BoxFilter, graph: CallGraph, metric: Metric, whole: int | None) -> Callable[[Box], bool]:
+def _chooser(wanted: BoxFilter, graph: CallGraph, metric: Metric, total_cost: int | None) -> Callable[[Box], bool]:
     no_params: Mapping[str, object] = {}
 
     def is_chosen(box: Box) -> bool:
         if wanted.stages and box.stage not in wanted.stages:
             return False
         if wanted.min_share is not None:
-            part = share(inclusive(box, metric), whole)
+            part = share(inclusive(box, metric), total_cost)
             if part is not None and part < wanted.min_share:  # what is not known is not small
                 return False
         return wanted.only is None or any(
@@ -261,19 +261,19 @@ def _chooser(wanted: BoxFilter, graph: CallGraph, metric: Metric, whole: int | N
 
 def _kept(view: GraphView, is_chosen: Callable[[Box], bool]) -> set[str]:
     """Ids of the boxes that are chosen or hold a chosen one."""
-    kept: set[str] = set()
+    shown_ids: set[str] = set()
     for root in view.roots:
         for box in reversed(list(root.walk())):  # inner before outer
-            if is_chosen(box) or any(child.id in kept for child in box.children):
-                kept.add(box.id)
-    return kept
+            if is_chosen(box) or any(child.id in shown_ids for child in box.children):
+                shown_ids.add(box.id)
+    return shown_ids
 
 
-def _pruned(box: Box, kept: set[str]) -> Box:
+def _pruned(box: Box, shown_ids: set[str]) -> Box:
     """The parts of a box that is told apart by cost stay together: they are its members."""
-    stays = [child for child in box.children if box.is_split or child.id in kept]
-    goes = [child for child in box.children if not box.is_split and child.id not in kept]
-    children = (*(_pruned(child, kept) for child in stays), *_left_out(box, goes))
+    stays = [child for child in box.children if box.is_split or child.id in shown_ids]
+    goes = [child for child in box.children if not box.is_split and child.id not in shown_ids]
+    children = (*(_pruned(child, shown_ids) for child in stays), *_left_out(box, goes))
     return replace(box, children=children, arrows=_bridged(box.arrows, {child.id for child in goes}))
 
 
@@ -293,7 +293,7 @@ def _together(box_id: str, stage: str, boxes: list[Box]) -> Box:
         for path, count in zip(box.members, box.member_calls, strict=True):
             calls[path] = calls.get(path, 0) + count
     figures = sum_of([box.own for box in boxes])
-    asked = together(box.own_collectives for box in boxes)
+    collectives = together(box.own_collectives for box in boxes)
     return Box(
         id=box_id,
         class_name=LEFT_OUT,
@@ -305,8 +305,8 @@ def _together(box_id: str, stage: str, boxes: list[Box]) -> Box:
         loops=(),
         figures=figures,
         own=figures,
-        collectives=asked,
-        own_collectives=asked,
+        collectives=collectives,
+        own_collectives=collectives,
         members=tuple(calls),
         member_calls=tuple(calls.values()),
         is_left_out=True,
@@ -318,7 +318,7 @@ def _bridged(arrows: tuple[Arrow, ...], goes: set[str]) -> tuple[Arrow, ...]:
     by_source: dict[str, list[Arrow]] = {}
     for arrow in arrows:
         by_source.setdefault(arrow.source, []).append(arrow)
-    found: dict[tuple[str, str], int] = {}
+    fewest_calls: dict[tuple[str, str], int] = {}
     for source in (source for source in by_source if source not in goes):
         seen: set[str] = set()
         waiting = [(arrow.target, arrow.calls) for arrow in by_source[source]]
@@ -326,21 +326,19 @@ def _bridged(arrows: tuple[Arrow, ...], goes: set[str]) -> tuple[Arrow, ...]:
             target, calls = waiting.pop(0)
             if target not in goes:
                 if target != source:
-                    found[source, target] = max(calls, found.get((source, target), 0))
+                    fewest_calls[source, target] = max(calls, fewest_calls.get((source, target), 0))
             elif target not in seen:
                 seen.add(target)
                 waiting += [(arrow.target, min(calls, arrow.calls)) for arrow in by_source.get(target, ())]
-    return tuple(Arrow(source=source, target=target, calls=calls) for (source, target), calls in found.items())
+    return tuple(Arrow(source=source, target=target, calls=calls) for (source, target), calls in fewest_calls.items())
 
 
 _NAMED = 3
 _SIGHT = {
-    Knowledge.NONE: (
-        "The trace has no data flow: for and parfor are read from names, classes and counts, not from tensors."
-    ),
+    Knowledge.NONE: ("The trace has no data flow, so for and parfor are guessed from names, classes and counts."),
     Knowledge.CALLS: (
-        "The trace does not follow tensors through ops: a chain shows only where an output is the next input as it is, "
-        "and siblings stand side by side only where the tensors of their calls rule a chain out."
+        "The trace does not follow tensors through ops. A chain shows only where an output is directly the next input, "
+        "and siblings are parallel only where the tensors of their calls rule a chain out."
     ),
 }
 
@@ -351,9 +349,9 @@ def size_line(view: GraphView, graph: CallGraph) -> str:
     shown = sum(box.calls for box in boxes if not box.is_split)
     modules = len({path for box in boxes for path, calls in zip(box.members, box.member_calls, strict=True) if calls})
     is_part = not is_whole(view, graph) or any(box.is_left_out for root in view.roots for box in root.walk())
-    whole = f" of {format_count(sum(graph.call_counts.values()))}" if is_part else ""
+    of_all = f" of {format_count(sum(graph.call_counts.values()))}" if is_part else ""
     return (
-        f"{format_count(modules)} modules and {format_count(shown)}{whole} calls in {format_count(len(boxes))} boxes, "
+        f"{format_count(modules)} modules and {format_count(shown)}{of_all} calls in {format_count(len(boxes))} boxes, "
         f"{format_count(sum(not box.is_left_out for box in view.visible()))} of them shown."
     )
 
@@ -372,8 +370,8 @@ def reservation_lines(view: GraphView, graph: CallGraph, flow: DataFlow, homes: 
     if graph.stopped_in is not None:
         yield f"Warning: the run stopped in {graph.stopped_in}; what follows is missing."
     if view.totals.unpriced_ops:
-        yield f"Warning: {format_count(view.totals.unpriced_ops)} ops have no price and are in no total."
-        yield "FLOPs and bytes with such ops in them are lower bounds (>=), or unknown (?) where nothing has a price."
+        yield f"Warning: {format_count(view.totals.unpriced_ops)} ops have no price and are left out of every total."
+        yield "FLOPs and bytes that include such ops are lower bounds (>=), or unknown (?) where nothing has a price."
     yield from _shared_lines(view)
     if is_whole(view, graph):
         yield from _outside_lines(view, graph, homes)
@@ -385,7 +383,7 @@ def series_lines(groups: list[Group], tree: CallTree, flow: DataFlow) -> Iterato
     inner = [group for group in fed if tree.parent[group.rows[0]] >= 0]
     names = [tree.paths[path] for group in inner for path in group.paths]
     if names:
-        yield f"Used several times by one caller, each use fed by an earlier one: {_some(names)}."
+        yield f"One caller uses these several times, and each use feeds the next: {_some(names)}."
 
 
 def _shared_lines(view: GraphView) -> Iterator[str]:
@@ -397,20 +395,20 @@ def _shared_lines(view: GraphView) -> Iterator[str]:
                     boxes.setdefault(path, []).append(box)
     shared = [path for path, in_boxes in boxes.items() if len(in_boxes) > 1]
     if shared:
-        yield f"In several boxes, one per caller, with parameters in the first: {_some(shared)}."
+        yield f"These modules are in several boxes, one per caller, with parameters in the first: {_some(shared)}."
 
 
 def _outside_lines(view: GraphView, graph: CallGraph, homes: ParameterHomes | None) -> Iterator[str]:
     outside = outside_figures(graph)
     if graph.ops is not None and (ops := graph.ops.call.count(-1)):
         yield (
-            f"Outside any module, in the totals and in no box: {format_count(ops)} ops, "
+            f"Some work is outside any module; it is in the totals but in no box: {format_count(ops)} ops, "
             f"{_amount(outside.flops, 'FLOPs', outside)}, {_amount(outside.bytes_moved, 'bytes', outside)}."
         )
     if homes is not None and homes.idle:
         idle, names = sum(homes.idle.values()), _some(_outermost(homes.idle, view))
-        why = "Not run" if recorded_only(graph.workload) is None else "Not run, or not recorded"
-        yield f"{why}, in the totals and in no box: {format_count(idle)} parameters of {names}."
+        why = "did not run" if recorded_only(graph.workload) is None else "did not run or were not recorded"
+        yield f"These modules {why}; their {format_count(idle)} parameters are in the totals but in no box: {names}."
 
 
 def _amount(value: int | None, unit: str, figures: Figures) -> str:
@@ -423,13 +421,13 @@ def _amount(value: int | None, unit: str, figures: Figures) -> str:
 def _outermost(paths: Iterable[str], view: GraphView) -> list[str]:
     """For each path the largest part of the model around it that is in no box."""
     shown = {path for root in view.roots for box in root.walk() for path in box.members}
-    found: dict[str, None] = {}
+    outermost: dict[str, None] = {}
     for path in paths:
         above = path.rpartition(".")[0]
         while above and above not in shown:
             path, above = above, above.rpartition(".")[0]
-        found.setdefault(path)
-    return list(found)
+        outermost.setdefault(path)
+    return list(outermost)
 
 
 def _some(names: list[str]) -> str:
@@ -444,7 +442,7 @@ def runtime_lines(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[int
         return []
     findings = [*_depth_findings(graph, knowledge, chain_lengths), *_image_findings(graph), *_step_findings(graph)]
     warnings = [finding for finding in findings if finding is not None]
-    agreed = ", as found in the structure" if findings and not warnings else ""
+    agreed = ", which the structure confirms" if findings and not warnings else ""
     return [f"Runtime: {', '.join(facts)}{agreed}.", *(f"Warning: {warning}." for warning in warnings)]
 
 
@@ -473,7 +471,7 @@ def _depth_findings(graph: CallGraph, knowledge: Knowledge, chain_lengths: set[i
     yield (
         None
         if depth in chain_lengths
-        else f"the decoder is said to have {depth} layers in series, and no chain is that long; chains found: {lengths}"
+        else f"the decoder should have {depth} layers in series, but no chain is that long; chains found: {lengths}"
     )
 
 
@@ -485,12 +483,12 @@ def _image_findings(graph: CallGraph) -> Iterator[Finding]:
     expected = sum(1 + (count > 0) for count in crops)
     if not graph.stages and graph.calls is None:
         for path, calls in _repeated_on_top(graph):
-            wrong = f"{path} ran {format_number_of(calls, 'time')}; the images and crops make {expected}"
+            wrong = f"{path} ran {format_number_of(calls, 'time')}, but the images and crops need {expected}"
             yield None if calls == expected else wrong
     for stage, paths in graph.stages:
         for path in paths:
             calls = graph.call_counts.get(path, 0)
-            wrong = f"{stage} ({path}) ran {format_number_of(calls, 'time')}; the images and crops make {expected}"
+            wrong = f"{stage} ({path}) ran {format_number_of(calls, 'time')}, but the images and crops need {expected}"
             yield None if calls == expected else wrong
 
 

@@ -1,8 +1,8 @@
 """The default dtype of one thread, while a model is built in it.
 
 torch has one default dtype for the whole process, and libraries set it while they build a model: another thread that
-makes a tensor meanwhile would get that type. So beside other threads the setting is kept here, and functions that make
-tensors are given it. With no other thread there is nobody to notice, and torch's own setting is used and put back.
+makes a tensor meanwhile would get that type. So with other threads around, the setting is kept here, and functions that
+make tensors are given it. With no other thread there is nobody to notice, and torch's own setting is used and put back.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MAKES_WHAT_IS_GIVEN = frozenset(
 def default_dtype(dtype: torch.dtype | None = None) -> Iterator[None]:
     """Floats without a dtype of their own are made in this one, and by `torch.set_default_dtype` in another.
 
-    None begins with the present one. Other threads keep theirs. Beside them `torch.Tensor(...)`, the old constructor,
-    follows torch's own setting.
+    None begins with the present one. Other threads keep theirs. Where there are any, `torch.Tensor(...)`, the old
+    constructor, follows torch's own setting.
     """
     if is_alone():
         before = torch.get_default_dtype()
@@ -100,7 +100,7 @@ class _ThreadDtype(TorchFunctionMode):
 def _is_promoted(made: torch.Tensor, values: Sequence[Any]) -> bool:
     """Whether these are floats of tensors of whole numbers, in the type that torch has for them."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    is_open = made.is_floating_point() and bool(tensors) and not any(isinstance(one, torch.dtype) for one in values)
+    is_open = made.is_floating_point() and bool(tensors) and not any(isinstance(value, torch.dtype) for value in values)
     return is_open and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 

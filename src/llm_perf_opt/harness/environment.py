@@ -21,18 +21,18 @@ _version = functools.cache(version)  # reading the metadata of a package takes a
 
 def library_versions() -> dict[str, str]:
     """Installed versions; a library that is absent is left out."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = _version(name)
+            versions[name] = _version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """So many threads for torch's own work while the block runs; None leaves it as it is."""
+    """Threads for torch's own work while the block runs; None leaves their number as it is."""
     before = torch.get_num_threads()
     try:
         if threads is not None:
@@ -92,10 +92,10 @@ def free_memory_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     except OSError:
         return None
-    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
-    if found is None:
+    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    if words is None:
         return None
-    free, left = int(found[1]) * 1024, _left_in_control_group()
+    free, left = int(words[1]) * 1024, _left_in_control_group()
     return free if left is None else min(free, left)
 
 

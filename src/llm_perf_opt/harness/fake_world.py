@@ -1,6 +1,6 @@
 """A process group of many ranks in which one rank exists: torch's fake group, opened and put aside as often as needed.
 
-`torch.distributed` knows one world per process, in global tables. A model that is spread over ranks holds groups of the
+`torch.distributed` knows one world per process, in global tables. A model split between ranks holds groups of the
 world in which it was built, so that world must be the same in every phase. Between phases it is put aside, and the
 process looks as if it had never known one. A world that somebody else has opened is left alone: ours is refused.
 """
@@ -38,7 +38,7 @@ class FakeWorld:
         self.rank = (plan.rank or 0) % plan.replica_ranks
         if plan.fsdp > 1:
             importlib.import_module("torch.distributed.fsdp")  # the engine adapts it to ghosts where it is loaded
-        self.told: dict[tuple[CollectiveKind, tuple[int, ...]], Sequence[int]] = {}
+        self.announced: dict[tuple[CollectiveKind, tuple[int, ...]], Sequence[int]] = {}
         self.replicated: tuple[str, ...] | None = None
         self.expert_ranks = 1
         self._aside: dict[str, dict[Any, Any]] | None = None
@@ -48,7 +48,7 @@ class FakeWorld:
 
     def integers(self, kind: CollectiveKind, shape: tuple[int, ...]) -> Sequence[int] | None:
         """What another rank would send into a tensor of this shape; None: not known."""
-        return self.told.get((kind, shape))
+        return self.announced.get((kind, shape))
 
     @puts_back
     def __enter__(self) -> FakeWorld:
@@ -95,7 +95,7 @@ def _refuse_another_world() -> None:
     if dist.is_initialized():
         raise PerfOptError(
             "torch.distributed is initialised in this process already.",
-            why="a plan is traced in a world of its own, and torch knows one per process",
+            why="a parallel plan is traced in a fake process group, and torch allows one default group per process",
             fix="trace before init_process_group, after destroy_process_group, or in another process",
         )
 

@@ -45,7 +45,7 @@ def run_watched(target: Target, model: torch.nn.Module, given: object, before: B
 
 
 class OpenStages:
-    """The stage of each forward on the stack: its own claim, or that of the forward that called it."""
+    """The stage of each forward on the stack: its own claim, or its caller's stage."""
 
     def __init__(self, target: Target) -> None:
         self._claims = {path: stage.name for stage in target.stages for path in stage.paths}
@@ -191,7 +191,7 @@ def stage_roots(target: Target, engine: Engine) -> tuple[str, ...]:
     """Modules that together are the run, in the order of their calls.
 
     They are the largest that are of one stage throughout; what no stage claims is cut further, into its layers, of
-    which most are alike, where that leaves no matrix product between the pieces. Ops that run directly in a module
+    which most are alike, where that leaves no matmul between the pieces. Ops that run directly in a module
     above them, such as the scattering of image features, are in none of these.
     """
     model = build_on_ghosts(target, engine)
@@ -209,7 +209,7 @@ def stage_roots(target: Target, engine: Engine) -> tuple[str, ...]:
 
         def on_op(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
             if family_of(str(func)) is not WorkFamily.OTHER:
-                called[open_paths[-1]].products.add(str(func))
+                called[open_paths[-1]].matmuls.add(str(func))
 
         def after(path: str, output: Any) -> None:
             stages.leave()
@@ -225,11 +225,11 @@ def stage_roots(target: Target, engine: Engine) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """What a module calls, in order, the stages that its calls belonged to, and the products it runs itself."""
+    """What a module calls, in order, the stages that its calls belonged to, and the matmuls it runs itself."""
 
     children: dict[str, None] = field(default_factory=dict)
     stages: set[str] = field(default_factory=set)
-    products: set[str] = field(default_factory=set)
+    matmuls: set[str] = field(default_factory=set)
 
 
 def _largest(path: str, called: Mapping[str, _Called], phase: str) -> Iterator[str]:
@@ -237,7 +237,7 @@ def _largest(path: str, called: Mapping[str, _Called], phase: str) -> Iterator[s
         below = list(_below(child, called))
         stages = set().union(*(called[module].stages for module in below))
         has_layers = stages == {phase} and not _is_layer(child) and any(map(_is_layer, below))
-        is_cut = len(stages) > 1 or (has_layers and not called[child].products)
+        is_cut = len(stages) > 1 or (has_layers and not called[child].matmuls)
         if is_cut and called[child].children:
             yield from _largest(child, called, phase)
         else:
@@ -294,8 +294,8 @@ def first_call(target: Target, device: str = "cpu") -> tuple[tuple[Any, ...], di
             handle.remove()
     raise PerfOptError(
         f"The {target.phase} of {target.model} never calls the model.",
-        why="its inputs are known when its forward is called",
-        fix="make the inputs with the adapter's own target",
+        why="the inputs of its modules can only be read while its forward runs",
+        fix="use a target that the model's adapter makes",
     )
 
 

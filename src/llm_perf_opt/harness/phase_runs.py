@@ -23,6 +23,7 @@ from llm_perf_opt.core.target import PhaseBefore, Stage, Target
 from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.stage_ranges import ranges_named, stages_watched
+from llm_perf_opt.harness.trace_header import autocast_of
 from llm_perf_opt.harness.twins import tensors_in
 
 _OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers"))  # of torch: their entries count, not the tables
@@ -32,7 +33,7 @@ State = Mapping[tuple[str, str], object]  # (path of a module, attribute) -> its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasesDone:
-    """What a run made: the tokens of the first sequence, and lengths. `input_shapes` are those of the first phase."""
+    """What a run made: the tokens of the first sequence, and lengths. `input_shapes` belong to the first phase."""
 
     token_ids: tuple[int, ...]
     decode_steps: int
@@ -100,19 +101,19 @@ class _Run:
         """The calls of the model, and what the phase returned."""
         watch = _PhaseWatch(target, self._watch)
         stages = (Stage(name=target.phase, paths=("",)), *target.stages)
-        with stages_watched(self._model, stages, watch, target.chain.entry):
+        with stages_watched(self._model, stages, watch, target.chain.entry), autocast_of(target, self._model):
             output = target.run(self._model, start)
         if not watch.calls:
             raise PerfOptError(
                 f"The {target.phase} of {target.model} never called {target.chain.entry} of the model.",
-                why="a step of a phase is one such call, so nothing could be timed",
+                why="a step is timed as one such call, so there is nothing to time",
                 fix="name the method that it calls in the target: chain=Chain(entry=...)",
             )
         return watch.calls, output
 
 
 class _PhaseWatch:
-    """Passes stages on, counts the calls of the model, and refuses a stage whose work the cache holds already."""
+    """Passes stages on, counts the calls of the model, and refuses a stage if the cache holds its work already."""
 
     def __init__(self, target: Target, watch: StageWatch) -> None:
         self.calls = 0
@@ -194,9 +195,9 @@ def state_of(model: torch.nn.Module) -> State:
     return {(path, name): value for path, module in model.named_modules() for name, value in _attributes(module)}
 
 
-def is_same_state(one: State, other: State) -> bool:
+def is_same_state(before: State, after: State) -> bool:
     """Whether each attribute holds the same object, or an equal number or text."""
-    return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
+    return before.keys() == after.keys() and all(_is_same(value, after[key]) for key, value in before.items())
 
 
 def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
@@ -204,8 +205,8 @@ def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
     yield from module.named_buffers(recurse=False)
 
 
-def _is_same(one: object, other: object) -> bool:
-    if one is other:
+def _is_same(before: object, after: object) -> bool:
+    if before is after:
         return True
     plain = (bool, int, float, str)
-    return isinstance(one, plain) and isinstance(other, plain) and one == other
+    return isinstance(before, plain) and isinstance(after, plain) and before == after

@@ -28,7 +28,7 @@ from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
 _LONGEST_STACK = 64  # frames
 _RUN = "llm_perf_opt/core/target.py"  # runs the model: what is outside is how the run was started
 
-# torch writes the name of the file last, behind the list of events; a brace alone may be that of an event.
+# torch writes the name of the file last, behind the list of events; a brace alone may end an event.
 _END = re.compile(rb'"traceName":\s*"(?:\\.|[^"\\])*"\s*\}\s*\Z')
 _TAIL = 16_384  # bytes, among which that name must be
 
@@ -110,7 +110,7 @@ def op_details(profiler: profile, options: ProfilerOptions) -> dict[int, OpDetai
     """The details of every op by the id that the Chrome trace calls `External id`; ranges are no ops."""
     if not options:
         return {}
-    found: dict[int, OpDetail] = {}
+    details: dict[int, OpDetail] = {}
     by_thread: dict[int, list[_Slice]] = {}
     results: Any = profiler.profiler
     left = [(event, _Around()) for event in results.kineto_results.experimental_event_tree()]
@@ -119,16 +119,16 @@ def op_details(profiler: profile, options: ProfilerOptions) -> dict[int, OpDetai
         inside = _inside(event, around, options)
         if event.tag.name == "TorchOp":
             module = event.name.removeprefix(MODULE_PREFIX) if event.name.startswith(MODULE_PREFIX) else None
-            detail = None if _is_range(event.name) else inside.ops[-1]
+            detail = None if is_range(event.name) else inside.ops[-1]
             if detail is not None:
-                found[event.correlation_id] = detail
+                details[event.correlation_id] = detail
             thread = by_thread.setdefault(event.start_tid, [])
             thread.append(_Slice(event.start_time_ns, event.end_time_ns, module, detail))
         left += [(child, inside) for child in event.children]
     if options.with_modules:
         for slices in by_thread.values():
             _place_in_modules(slices)
-    return found
+    return details
 
 
 def _inside(event: Any, around: _Around, options: ProfilerOptions) -> _Around:
@@ -139,14 +139,15 @@ def _inside(event: Any, around: _Around, options: ProfilerOptions) -> _Around:
         return _Around(_Frame(*_names(fields.callsite), None, waits), around.ops)
     if kind == "PyCCall":
         return _Around(_with_line(around.frame, fields.caller), around.ops)
-    if kind == "TorchOp" and not _is_range(event.name):
+    if kind == "TorchOp" and not is_range(event.name):
         return _Around(around.frame, (*around.ops, _detail(around, options)))
     if kind == "Allocation":
         _count(fields.alloc_size, around.ops)
     return around
 
 
-def _is_range(name: str) -> bool:
+def is_range(name: str) -> bool:
+    """Whether an event is a stage or a module, and no op."""
     return name.startswith((STAGE_PREFIX, MODULE_PREFIX))
 
 
@@ -156,13 +157,13 @@ def _place_in_modules(slices: list[_Slice]) -> None:
     By time, since the tree does not nest them: a range begins in the Python call that opens it and outlives that call.
     """
     open_ranges: list[_Slice] = []
-    for one in sorted(slices, key=lambda one: (one.start_ns, -one.end_ns)):
-        while open_ranges and open_ranges[-1].end_ns <= one.start_ns:
+    for event_range in sorted(slices, key=lambda event_range: (event_range.start_ns, -event_range.end_ns)):
+        while open_ranges and open_ranges[-1].end_ns <= event_range.start_ns:
             open_ranges.pop()
-        if one.module is not None:
-            open_ranges.append(one)
-        elif one.detail is not None and open_ranges:
-            one.detail.module = open_ranges[-1].module
+        if event_range.module is not None:
+            open_ranges.append(event_range)
+        elif event_range.detail is not None and open_ranges:
+            event_range.detail.module = open_ranges[-1].module
 
 
 def _with_line(frame: _Frame | None, caller: Any) -> _Frame:
@@ -172,7 +173,7 @@ def _with_line(frame: _Frame | None, caller: Any) -> _Frame:
 
 
 def _names(state: Any) -> tuple[str, str]:
-    """File and function. Those of a module that was imported meanwhile are gone, and with them the bytes of a name."""
+    """File and function. A module imported meanwhile may have freed its frames, and the bytes of their names."""
     try:
         return state.file_name, state.function_name
     except UnicodeDecodeError:
@@ -247,8 +248,8 @@ def exported_trace(profiler: profile, folder: Path | None) -> Iterator[Path]:
         if not _is_whole(file):
             raise PerfOptError(
                 f"Cannot write the Chrome trace to {scratch.parent}.",
-                why="torch's profiler left no whole file, which is what it does on a full disk",
-                fix="make room there, or choose another folder",
+                why="torch's profiler left an incomplete file, as it does when the disk is full",
+                fix="free some disk space there, or choose another folder",
             )
         yield file
 

@@ -89,9 +89,9 @@ class RealModels:
 def _present(device: str) -> str:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise PerfOptError(
-            "There is no CUDA device here.",
-            why=f"the run was to be on {device}, for real",
-            fix="run on the CPU; the weightless tracer and llm-perf-opt serve need no GPU",
+            "This machine has no CUDA device.",
+            why=f"this run was asked to use real tensors on {device}",
+            fix="run on the CPU; without a GPU llm-perf-opt trace MODEL --device ID says how long it would take",
         )
     return device
 
@@ -100,7 +100,7 @@ def _refuse_unreal(model: torch.nn.Module) -> None:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if tensor.is_meta or isinstance(tensor.data, Ghost):
             raise PerfOptError(
-                f"{name} has no memory.",
+                f"{name} has no values in memory.",
                 why="the model was built without weights, or was handed to the weightless tracer before",
                 fix="make new targets for each tracer: adapter.targets(workload)",
             )

@@ -46,7 +46,7 @@ class ModuleFilter:
         if self._only is None and self._stage is None:
             return RecordedModules()
         stages = stage_list(self._stage) if self._stage is not None else ()
-        modules = [(path, type(one).__name__, constructor_params(one)) for path, one in model.named_modules()]
+        modules = [(path, type(module).__name__, constructor_params(module)) for path, module in model.named_modules()]
         if self._only is not None and (missing := self._only.terms_without(modules)):
             raise unknown_terms(missing, (class_name for _, class_name, _ in modules))
         claims = {path: stage.name for stage in target.stages for path in stage.paths}
@@ -57,9 +57,9 @@ class ModuleFilter:
 
 
 def _note(settings: Mapping[str, Json], recorded: int, there: int) -> str:
-    asked = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+    terms = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
     return (
-        f"filtered ({asked}): {format_count(recorded)} of {format_count(there)} modules are recorded, always with the "
+        f"filtered ({terms}): {format_count(recorded)} of {format_count(there)} modules are recorded, always with the "
         f"root and the modules that begin a stage; time and ops of the other {format_count(there - recorded)} count in "
         "the recorded module around them"
     )

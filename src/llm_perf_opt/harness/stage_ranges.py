@@ -111,7 +111,9 @@ def modules_named(model: torch.nn.Module) -> Iterator[None]:
 def ranges_named(model: torch.nn.Module, watch: StageWatch, ranges: str) -> Iterator[StageWatch]:
     """A watch that also names "stages" in the profilers' records, or "modules" besides; "none" leaves it as it is."""
     if ranges not in RANGES:
-        raise UsageError(f"No ranges {ranges!r}.", why=f"known: {', '.join(RANGES)}", fix="pick one of these")
+        raise UsageError(
+            f"There are no ranges {ranges!r}.", why=f"the choices are: {', '.join(RANGES)}", fix="choose one"
+        )
     with modules_named(model) if ranges == "modules" else nullcontext():
         yield watch if ranges == "none" else WatchedByAll(watch, NamedRanges())
 

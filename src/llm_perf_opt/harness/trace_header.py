@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, Json, TensorMeta
+from llm_perf_opt.core.module_selection import layer_experts
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.harness.environment import library_versions
 from llm_perf_opt.harness.module_calls import class_name
@@ -23,15 +24,18 @@ _SPAN_FIELDS = {
     "chunked_attention": "attention_chunk_size",
 }
 
+_NO_SIZES = frozenset({"training", "name_or_path"})  # the latter is where transformers read the configuration
+
 Describe = Callable[[torch.Tensor], tuple[TensorMeta, int, int]]  # meta, storage token, bytes
 
 
 def declare_modules(builder: CallGraphBuilder, root: torch.nn.Module, describe: Describe) -> None:
     """Declare every module and weight below `root`; a shared module keeps its first path under every parent."""
     path_of = {id(module): path for path, module in root.named_modules()}
+    params = constructor_params_below(root)
     for path, module in root.named_modules():
         children = tuple(path_of[id(child)] for child in module._modules.values() if child is not None)
-        builder.module(path, class_name(module), children, constructor_params(module))
+        builder.module(path, class_name(module), children, params[path])
         for name, tensor, is_buffer in _own_tensors(module):
             meta, token, size_bytes = describe(tensor)
             full_name = f"{path}.{name}" if path else name
@@ -52,6 +56,19 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, b
                 yield name, tensor, is_buffer
 
 
+def constructor_params_below(root: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """Module path -> constructor parameters; an expert also has `num_experts` and `top_k` of the block around it."""
+    params = {path: constructor_params(module) for path, module in root.named_modules()}
+    for path, block in root.named_modules():
+        inside = {name: f"{path}.{name}" if path else name for name in block._modules}
+        numbers = layer_experts(params.get(part, {}) for part in (path, *inside.values()))
+        for name, siblings in block.named_children():
+            if numbers is not None and isinstance(siblings, torch.nn.ModuleList) and len(siblings) == numbers[0]:
+                for expert in (params.get(f"{inside[name]}.{index}", {}) for index in range(numbers[0])):
+                    expert.update({"num_experts": numbers[0], "top_k": numbers[1]} | expert)
+    return params
+
+
 def constructor_params(module: torch.nn.Module) -> dict[str, Any]:
     """Public plain attributes of a module: numbers, names and short tuples that its constructor kept.
 
@@ -59,7 +76,7 @@ def constructor_params(module: torch.nn.Module) -> dict[str, Any]:
     """
     params: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if name.startswith("_") or name == "training":
+        if name.startswith("_") or name in _NO_SIZES:
             continue
         plain = _plain(value)
         if plain is not None:
@@ -118,6 +135,15 @@ class RuntimeFacts:
         ]
 
 
+def autocast_of(target: Target, model: torch.nn.Module) -> AbstractContextManager[object]:
+    """The `torch.autocast` that the workload asks for, on the device of the model; nothing where it asks for none."""
+    name = target.workload.get("autocast")
+    if name is None:
+        return nullcontext()
+    first = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
+    return torch.autocast("cpu" if first is None else first.device.type, dtype=getattr(torch, name))
+
+
 @contextmanager
 def observing(target: Target, model: Any) -> Iterator[RuntimeFacts]:
     """Around `target.invoke(model)`, in every tracer: the facts, complete when the block ends.
@@ -129,6 +155,7 @@ def observing(target: Target, model: Any) -> Iterator[RuntimeFacts]:
     with ExitStack() as stack:
         if target.observe is not None:
             stack.enter_context(target.observe(model, facts.emit))
+        stack.enter_context(autocast_of(target, model))
         yield facts
 
 

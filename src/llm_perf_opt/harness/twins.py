@@ -79,9 +79,9 @@ _DEPTH = 12  # a cache of two caches, each an object with a list of layers with 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in `value`, in the order of appearance; a tensor that appears twice is listed twice."""
-    found: list[torch.Tensor] = []
-    _collect(value, found, _DEPTH)
-    return found
+    tensors: list[torch.Tensor] = []
+    _collect(value, tensors, _DEPTH)
+    return tensors
 
 
 def distinct_tensors(value: Any) -> list[torch.Tensor]:
@@ -94,26 +94,26 @@ def with_tensors(arguments: T, others: Iterable[tuple[torch.Tensor, torch.Tensor
     return copy.deepcopy(arguments, {id(tensor): other for tensor, other in others})
 
 
-def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
+def _collect(value: Any, tensors: list[torch.Tensor], depth: int) -> None:
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
     elif isinstance(value, _LEAVES) or depth == 0:
         return
     elif isinstance(value, dict):
         for item in value.values():
-            _collect(item, found, depth - 1)
+            _collect(item, tensors, depth - 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _collect(item, found, depth - 1)
+            _collect(item, tensors, depth - 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            _collect(getattr(value, field.name), found, depth - 1)
+            _collect(getattr(value, field.name), tensors, depth - 1)
     elif is_cache(value):
-        _collect(vars(value), found, depth - 1)
+        _collect(vars(value), tensors, depth - 1)
 
 
 def is_cache(value: Any) -> bool:
-    """Caches are ordinary objects of many libraries; what they share is their name, or that of the base class."""
+    """Caches are ordinary objects of many libraries; what they share is their name, or their base class's name."""
     return hasattr(value, "__dict__") and any("Cache" in base.__name__ for base in type(value).__mro__)
 
 
@@ -170,10 +170,10 @@ def _twin(value: T, make: Callable[[torch.Tensor], torch.Tensor]) -> T:
 def _tensors_of(value: Any) -> list[torch.Tensor]:
     if not isinstance(value, torch.nn.Module):
         return tensors_in(value)
-    found: list[torch.Tensor] = [*value.parameters(), *value.buffers()]
+    tensors: list[torch.Tensor] = [*value.parameters(), *value.buffers()]
     for module in value.modules():
-        found += tensors_in({name: item for name, item in vars(module).items() if not name.startswith("_")})
-    return found
+        tensors += tensors_in({name: item for name, item in vars(module).items() if not name.startswith("_")})
+    return tensors
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

@@ -54,7 +54,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _refused(index: Path, why: str) -> UsageError:
-    return UsageError(f"{index} is no index of weights.", why=why, fix=WEIGHTS_INDEX.fix)
+    return UsageError(f"{index} is not a valid index of weights.", why=why, fix=WEIGHTS_INDEX.fix)
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
     missing = [name for name, place in places.items() if name not in loaded and _memory(place) not in filled]
     if missing or unexpected:
         raise PerfOptError(
-            f"The weights in {folder} are not those of this model.",
+            f"The weights in {folder} belong to another model.",
             why=_differences(missing, unexpected),
             fix="check that folder and model belong together, in this version of the model's code",
         )
@@ -101,7 +101,7 @@ def load_some_weights(places: Mapping[str, torch.Tensor], folder: Path, under: S
     missing = [name for name, place in places.items() if id(place) not in filled]
     if missing or unexpected:
         raise PerfOptError(
-            f"The weights in {folder} are not those of {', '.join(path or 'the model' for path in under)}.",
+            f"The weights in {folder} do not fit {', '.join(path or 'the model' for path in under)}.",
             why=_differences(missing, unexpected),
             fix="check that folder and model belong together, in this version of the model's code",
         )
@@ -139,7 +139,7 @@ def _files(folder: Path) -> list[Path]:
     if absent or not files:
         raise UsageError(
             f"{folder} holds no weights." if not files else f"{folder} lacks {', '.join(absent)}.",
-            why="weights are read from *.safetensors files, all those that the index names",
+            why="weights are read from every *.safetensors file that the index names",
             fix="point --load-weights at the folder with the released files, or use --load-weights random",
         )
     require_own_files(folder, files)
@@ -182,13 +182,13 @@ def _copy(place: torch.Tensor, tensor: torch.Tensor, name: str, file: Path) -> N
     if place.shape != tensor.shape:
         raise PerfOptError(
             f"{name} in {file.name} has the wrong shape.",
-            why=f"it is {list(tensor.shape)} there and {list(place.shape)} in the model",
+            why=f"the file has {list(tensor.shape)}, and the model {list(place.shape)}",
             fix="use the weights and the configuration of the same release",
         )
     if place.is_floating_point() != tensor.is_floating_point():
         raise PerfOptError(
             f"{name} in {file.name} has the wrong type.",
-            why=f"it is {str(tensor.dtype)[6:]} there and {str(place.dtype)[6:]} in the model",
+            why=f"the file has {str(tensor.dtype)[6:]}, and the model {str(place.dtype)[6:]}",
             fix="use weights that are not quantised, of the same release as the configuration",
         )
     place.copy_(tensor)

@@ -35,7 +35,7 @@ class StageFactor:
 class StageCorrection:
     """One stage before and after. `factor` is what its time was multiplied by, kinds of kernels weighed by their time.
 
-    Widths are the high edge over the low one. None is unknown: a low edge of zero.
+    Widths are high over low. None is unknown: a low of zero.
     """
 
     phase: str
@@ -55,9 +55,9 @@ class StageCorrection:
 
 
 def centre(band: Band) -> float:
-    """The one number that stands for a band: what its source expects, or the middle of its ends.
+    """The one number for a band: what its source expects, or the middle of low and high.
 
-    The middle of two ends that differ by a factor is none where the low one is zero: then it is half of the high one.
+    The middle is the geometric mean; where low is zero it is half of high.
     """
     if band.expected is not None:
         return band.expected
@@ -71,18 +71,18 @@ def width(band: Band) -> float | None:
 
 def families(stage: StageTime) -> dict[str, float]:
     """Seconds of the device by kind of kernel, before a correction; empty where a source times ops."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for piece in stage.pieces:
         if isinstance(piece.what, Kernel):
             kind = str(piece.what.kind)
-            found[kind] = found.get(kind, 0.0) + centre(piece.each) * piece.count
-    return found
+            seconds[kind] = seconds.get(kind, 0.0) + centre(piece.each) * piece.count
+    return seconds
 
 
 def effective_factor(stage: StageTime, given: StageFactor) -> float:
     """The factor of the whole stage; with one for each kind of kernel, what makes it the sum of the corrected kinds.
 
-    Kernels of other ranks run beside these: with communication the kinds count by their share alone.
+    Kernels of other ranks run next to these: with communication the kinds count by their share alone.
     """
     seconds = families(stage) if given.by_family else {}
     if not sum(seconds.values()):
@@ -92,7 +92,7 @@ def effective_factor(stage: StageTime, given: StageFactor) -> float:
 
 
 def corrected_stage(stage: StageTime, given: StageFactor) -> StageTime:
-    """The stage with its time multiplied; no edge goes below the lower bound."""
+    """The stage with its time multiplied; neither low nor high goes below the lower bound."""
     factor = effective_factor(stage, given)
     pieces = tuple(_scaled(piece, given) for piece in stage.pieces)
     least = stage.lower_bound_s or 0.0
@@ -122,7 +122,7 @@ def _scaled(piece: TimedPiece, given: StageFactor) -> TimedPiece:
 
 
 def _within(band: Band, outer: Band) -> Band:
-    """What runs beside the longer one: no edge of it beyond that one's."""
+    """The part that runs next to the longer one, never longer than it at either end."""
     expected = None if outer.expected is None else min(centre(band), outer.expected)
     return Band(min(band.low, outer.low), min(band.high, outer.high), expected)
 
@@ -177,7 +177,7 @@ def fitted(points: Sequence[FitPoint]) -> Fit:
     logs = [[math.log(sample / point.predicted_s) for point in group for sample in point.samples_s] for group in groups]
     middles = [statistics.median(log) for log in logs]
     lengths = [sum(math.log(point.predicted_s) for point in group) / len(group) for group in groups]
-    spreads = [value - middle for found, middle in zip(logs, middles, strict=True) for value in found]
+    spreads = [value - middle for factors, middle in zip(logs, middles, strict=True) for value in factors]
     return Fit(
         points=len(groups),
         measurements=len(points),
@@ -207,7 +207,7 @@ def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     return mean_y + slope * (xs[0] - mean_x), mean_y + slope * (xs[-1] - mean_x)
 
 
-_ENOUGH_REPEATS = 9  # four of five further ones lie between the fastest and the slowest
+_ENOUGH_REPEATS = 9  # four of five further ones are between the fastest and the slowest
 _REST_FILE = FileKind(name="table of remaining errors", fix="install llm-perf-opt again")
 
 
@@ -249,7 +249,7 @@ class Rests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """The ends of the band around a corrected time, as shares of it, and why they are there."""
+    """Low and high around a corrected time, as shares of it, and why they are there."""
 
     low: float
     high: float
@@ -266,8 +266,8 @@ def rests() -> Rests:
 def remaining(quantity: Quantity, fit: Fit, *, is_same_point: bool) -> Remaining:
     """The band after a correction by `fit`.
 
-    The workload that was measured has the scatter of its repeats. Where there are too few to tell, at least that of
-    repeated records: between the fastest and the slowest of n the next one lies in (n - 1) of n + 1 cases.
+    The workload that was measured has the scatter of its repeats. With too few of them it is at least the scatter of
+    repeated records: between the fastest and the slowest of n the next one falls in (n - 1) of n + 1 cases.
     Another workload has in addition what a carried correction leaves; the two are independent, so their logarithms add
     as squares.
     """
@@ -279,13 +279,13 @@ def remaining(quantity: Quantity, fit: Fit, *, is_same_point: bool) -> Remaining
         return Remaining(
             low=min(rest.low, fit.scatter_low),
             high=max(rest.high, fit.scatter_high),
-            why="what repeated records of the field differ by"
-            + (f", or the scatter of {fit.repeats} repeats if that is more" if fit.repeats > 1 else ""),
+            why="repeated records of others differ by as much"
+            + (f", or the {fit.repeats} repeats if they differ more" if fit.repeats > 1 else ""),
         )
     rest, name = (known.one_point, "one workload") if fit.points == 1 else (known.two_points, "two workloads")
     return Remaining(
         low=math.exp(-math.hypot(math.log(rest.low), math.log(fit.scatter_low))),
         high=math.exp(math.hypot(math.log(rest.high), math.log(fit.scatter_high))),
-        why=f"what a correction by {name} leaves in the field"
-        + (f", and the scatter of {fit.repeats} repeats" if fit.repeats > 1 else ""),
+        why=f"a correction by {name} leaves as much error in records of others"
+        + (f", and the {fit.repeats} repeats differ" if fit.repeats > 1 else ""),
     )

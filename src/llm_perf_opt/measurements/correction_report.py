@@ -37,7 +37,7 @@ FAMILY_TABLE = "Factors by kind of kernel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
-    """One measured time beside what was predicted for the same work before the correction. None is not recorded."""
+    """One measured time next to what was predicted for the same work before the correction. None is not recorded."""
 
     source: str
     file: str
@@ -77,7 +77,7 @@ class Correction:
 
 
 def with_correction(report: Report, correction: Correction | None) -> Report:
-    """The report with the tables of the correction after that of the stages, and what it did as the first notes."""
+    """The report with the tables of the correction behind the table of stages, and what it did as the first notes."""
     if correction is None:
         return report
     tables = (_measured_table(correction), _corrected_table(correction), *_family_tables(correction))
@@ -136,8 +136,8 @@ def _notes(correction: Correction) -> Iterator[Note]:
     for stage in correction.stages:
         yield Note(_sentence(stage, correction))
     yield Note(
-        f"{format_ratio(correction.corrected_share)} of the predicted time is corrected by measurement; the lower "
-        "bound is not. docs/one-measurement.md explains it."
+        f"{format_ratio(correction.corrected_share)} of the predicted time is corrected by a measurement; the "
+        "lower bound is not. docs/start/one-measurement.md explains it."
     )
     yield from (Note(remark) for remark in correction.remarks)
 
@@ -148,17 +148,17 @@ def _sentence(stage: StageCorrection, correction: Correction) -> str:
     where = f" at {'; '.join(places[:3])}{' ...' if len(places) > 3 else ''}" if places else ""
     count = f"{stage.measurements} measurement{'s' if stage.measurements != 1 else ''}"
     what = "the stage" if stage.by is Quantity.STAGE else str(stage.by)
-    text = f"{stage.stage} x{stage.factor:.3g} from {count} of {what}{where}: "
+    text = f"{stage.stage} is multiplied by {stage.factor:.3g}, from {count} of {what}{where}: "
     text += f"{format_seconds(stage.before_s)} becomes {format_seconds(stage.after_s)}"
     before, after = stage.width_before, stage.width_after
     if before is None or after is None:
-        return f"{text}. The band: {stage.why}."
+        return f"{text}. Its band: {stage.why}."
     change = "keeps its width" if abs(after / before - 1) < 0.005 else "shrinks" if after < before else "widens"
-    return f"{text}. The band {change}: high over low {before:.3g} before, {after:.3g} after; {stage.why}."
+    return f"{text}. The band {change}: high / low was {before:.3g} and is {after:.3g}; {stage.why}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundTime:
+class MatchedTime:
     """A measured time with the prediction of the same work."""
 
     run: MeasuredRun
@@ -195,17 +195,17 @@ class Applied:
         return remaining(self.quantity, self.fit, is_same_point=self.is_same_point)
 
 
-def applied(found: Sequence[FoundTime]) -> Iterator[Applied]:
-    """One fit for each kind of time, those of single stages first: they say more than the time of a whole phase."""
-    keys = dict.fromkeys(found_time.key for found_time in found)
+def applied(times: Sequence[MatchedTime]) -> Iterator[Applied]:
+    """One fit for each kind of time, single stages first: they say more than the time of a whole phase."""
+    keys = dict.fromkeys(matched.key for matched in times)
     for quantity, stage, phase in sorted(keys, key=lambda key: key[0] is not Quantity.STAGE):
-        chosen = [found_time for found_time in found if found_time.key == (quantity, stage, phase)]
+        chosen = [matched for matched in times if matched.key == (quantity, stage, phase)]
         points = [
             FitPoint(
-                samples_s=tuple(sample * found_time.scale for sample in found_time.time.samples_s),
-                predicted_s=found_time.point.predicted_s,
+                samples_s=tuple(sample * matched.scale for sample in matched.time.samples_s),
+                predicted_s=matched.point.predicted_s,
             )
-            for found_time in chosen
+            for matched in chosen
         ]
         yield Applied(
             quantity=quantity,
@@ -214,19 +214,19 @@ def applied(found: Sequence[FoundTime]) -> Iterator[Applied]:
             fit=fitted(points),
             by_family=_family_fits(chosen, phase),
             is_device_time=chosen[0].time.is_device_time,
-            is_same_point=any(found_time.point.is_same_point for found_time in chosen),
-            is_contradicted=any(found_time.is_contradicted for found_time in chosen),
+            is_same_point=any(matched.point.is_same_point for matched in chosen),
+            is_contradicted=any(matched.is_contradicted for matched in chosen),
         )
 
 
-def _family_fits(chosen: Sequence[FoundTime], phase: str | None) -> dict[str, Fit]:
+def _family_fits(chosen: Sequence[MatchedTime], phase: str | None) -> dict[str, Fit]:
     points: dict[str, list[FitPoint]] = {}
-    for found_time in chosen:
-        predicted = found_time.predicted.family_seconds(found_time.time, phase)
-        for family, seconds in found_time.time.by_family.items():
+    for matched in chosen:
+        predicted = matched.predicted.family_seconds(matched.time, phase)
+        for family, seconds in matched.time.by_family.items():
             if predicted.get(family):
                 points.setdefault(family, []).append(FitPoint(samples_s=(seconds,), predicted_s=predicted[family]))
-    return {family: fitted(found) for family, found in points.items()}
+    return {family: fitted(family_points) for family, family_points in points.items()}
 
 
 def corrected(
@@ -299,17 +299,17 @@ class PredictedPoint:
     def seconds(self, time: Measurement, phase: str | None) -> float:
         """What was predicted for the measured time; 0 where no stage is covered."""
         return sum(
-            centre(found.device_time if time.is_device_time else found.wall) / self._steps(name)
-            for name, found in self.stages(time.quantity, time.stage, phase)
+            centre(predicted.device_time if time.is_device_time else predicted.wall) / self._steps(name)
+            for name, predicted in self.stages(time.quantity, time.stage, phase)
         )
 
     def family_seconds(self, time: Measurement, phase: str | None) -> dict[str, float]:
         """The same by kind of kernel."""
-        found: dict[str, float] = {}
+        by_family: dict[str, float] = {}
         for name, stage in self.stages(time.quantity, time.stage, phase):
             for family, spent in families(stage).items():
-                found[family] = found.get(family, 0.0) + spent / self._steps(name)
-        return found
+                by_family[family] = by_family.get(family, 0.0) + spent / self._steps(name)
+        return by_family
 
     def bound_s(self, time: Measurement, phase: str | None) -> float | None:
         """What no run is faster than, whichever experts its routers choose; None: not known of every stage."""
@@ -334,20 +334,20 @@ def is_covered(quantity: Quantity, stage: str | None, phase: str, name: str) -> 
 
 def steps_of(graph: CallGraph) -> int:
     """How many decode steps a graph holds; 1 for other phases."""
-    found = graph.runtime.get("decode_steps", 1) if graph.phase == DECODE else 1
-    return found if isinstance(found, int) and found > 0 else 1
+    steps = graph.runtime.get("decode_steps", 1) if graph.phase == DECODE else 1
+    return steps if isinstance(steps, int) and steps > 0 else 1
 
 
 def batch_of(graph: CallGraph) -> int | None:
     """The sequences that a graph was traced with; None: its header does not say."""
-    found = graph.workload.get("batch")
-    return found if isinstance(found, int) else None
+    batch = graph.workload.get("batch")
+    return batch if isinstance(batch, int) else None
 
 
 def context_of(graph: CallGraph) -> int | None:
-    """Tokens of one sequence after the prefill, those of media included; None: the header does not say."""
-    found = graph.workload.get("context_tokens", graph.workload.get("prompt_tokens"))
-    return found if isinstance(found, int) else None
+    """Tokens of one sequence after the prefill, tokens of media included; None: the header does not say."""
+    tokens = graph.workload.get("context_tokens", graph.workload.get("prompt_tokens"))
+    return tokens if isinstance(tokens, int) else None
 
 
 _NS = 1e-9
@@ -366,13 +366,13 @@ def recorded_run(
         Measurement(
             quantity=Quantity.STAGE,
             stage=stage,
-            samples_s=(found.total() * _NS / forwards,),
+            samples_s=(of_stage.total() * _NS / forwards,),
             statistic=f"kernels, mean of {forwards:,} forwards" if forwards > 1 else "kernels of one forward",
             is_device_time=True,
-            by_family={family: spent_ns * _NS / forwards for family, spent_ns in found.items() if spent_ns},
+            by_family={family: spent_ns * _NS / forwards for family, spent_ns in of_stage.items() if spent_ns},
         )
-        for stage, found in spent.items()
-        if found.total()
+        for stage, of_stage in spent.items()
+        if of_stage.total()
     ]
     return run_of(times, source=source, file=file, model=None, device=device, phase=graph.phase)
 

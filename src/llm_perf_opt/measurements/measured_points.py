@@ -20,7 +20,7 @@ from llm_perf_opt.measurements.correction import centre
 from llm_perf_opt.measurements.correction_report import (
     Applied,
     Correction,
-    FoundTime,
+    MatchedTime,
     MeasuredPoint,
     PredictedPoint,
     applied,
@@ -58,10 +58,10 @@ class MeasuredPoints:
 
     def __post_init__(self) -> None:
         self.own = own_point(self.trace.graphs, self.times)
-        if (plan := self.trace.plan) is not None and plan.pp > 1:
+        if (plan := self.trace._plan) is not None and plan.pp > 1:
             self.warnings.append(
                 f"A request passes {plan.pp} stages of the pipeline, and its time is compared with the first alone. "
-                "The factors hold the others too."
+                "So the factors contain the other stages too."
             )
 
     def at(self, run: MeasuredRun, quantity: Quantity) -> PredictedPoint:
@@ -99,14 +99,14 @@ class MeasuredPoints:
         if time.quantity is Quantity.TTFT:
             self.warnings.append(
                 f"{run.file}: the TTFT of {format_seconds(time.seconds)} corrects nothing. With {run.concurrency:,} "
-                f"requests in flight it holds the wait for others beside a prefill of {format_seconds(seconds)}, and "
-                "nothing says how much. Measure one request at a time, or replay the load: plan --traffic."
+                f"requests in flight it contains a wait for others besides a prefill of {format_seconds(seconds)}, and "
+                "the file does not tell how long. Measure one request at a time, or replay the load: plan --traffic."
             )
             return None
         if run.output_tokens is None:
             self.warnings.append(
-                f"{run.file}: the TPOT corrects nothing. With {run.concurrency:,} requests in flight prompts of others "
-                "run between two steps, and how many follows from the output tokens, which are missing."
+                f"{run.file}: the TPOT corrects nothing. With {run.concurrency:,} requests in flight, others' prompts "
+                "run between two steps; their number follows from the output tokens, which the file does not have."
             )
             return None
         prompt_s = self.at(run, Quantity.TTFT).seconds(Measurement(quantity=Quantity.TTFT, samples_s=(1.0,)), None)
@@ -131,14 +131,14 @@ class MeasuredPoints:
             f"{name} {run.workload[name]}" for name in (*differing, "decode_steps") if name in run.workload
         )
         changed = None if origin is None else type(origin.workload).from_header(run.workload)
-        found = self._made(tuple(sorted(map(str, run.workload.items()))), changed, names, run)
-        return found if differing or found is self.own else replace(found, is_same_point=True)
+        point = self._made(tuple(sorted(map(str, run.workload.items()))), changed, names, run)
+        return point if differing or point is self.own else replace(point, is_same_point=True)
 
     def _made(self, key: object, workload: Workload | None, words: str, run: MeasuredRun) -> PredictedPoint:
         if key not in self._known:
             self._known[key] = self._traced(workload, words, run)
-        found = self._known[key]
-        return self.own if found is None else found
+        point = self._known[key]
+        return self.own if point is None else point
 
     def _traced(self, workload: Workload | None, words: str, run: MeasuredRun) -> PredictedPoint | None:
         """The model traced with another workload; None, and a warning, where that cannot be."""
@@ -166,14 +166,14 @@ class MeasuredPoints:
         if is_other:
             self.warnings.append(
                 f"{run.file} was measured on the model {run.model}, and the prediction is of {self.trace.name}: the "
-                "factors may not hold, and the band keeps its width."
+                "factors may be wrong here, so the band keeps its width."
             )
         device = self.source.device
         if device is None or run.device is None or _is_device(run.device, device):
             return is_other
         self.warnings.append(
-            f"{run.file} was measured on {run.device}, and the prediction is for {device.name}: the factors may not "
-            "hold, and the band keeps its width."
+            f"{run.file} was measured on {run.device}, and the prediction is for {device.name}: the factors may be "
+            "wrong here, so the band keeps its width."
         )
         return True
 
@@ -183,7 +183,7 @@ class MeasuredPoints:
             return
         device = self.source.device
         text = (
-            f"{point.file}: the measured {point.what} of {format_seconds(point.measured_s)} lies below the lower bound "
+            f"{point.file}: the measured {point.what} of {format_seconds(point.measured_s)} is below the lower bound "
             f"of {format_seconds(point.lower_bound_s)}"
         )
         if device is not None and device.is_measured:
@@ -194,7 +194,7 @@ class MeasuredPoints:
             why=f"no implementation of {self.trace.name} at {point.where or 'this workload'} is as fast on "
             f"{self.source.title}: the measurement is of another model, workload, device, weight format or number of "
             "devices",
-            fix="predict what was measured: --batch, --prompt-tokens, --device, --weights, a plan; or mend the file",
+            fix="predict what was measured: --batch, --prompt-tokens, --device, --weights, a plan; or correct the file",
         )
 
 
@@ -207,14 +207,14 @@ def _plain(name: str) -> str:
 def _is_device(name: str, device: Device) -> bool:
     given = _plain(name)
     known = {_plain(reported_name) for reported_name in (device.id, device.name, *device.reported_names)}
-    return any(given in one or one in given for one in known if one)
+    return any(given in name or name in given for name in known if name)
 
 
 def own_point(graphs: Sequence[CallGraph], times: PhaseTimes) -> PredictedPoint:
     """The phases of a trace with their times, as a point."""
     last = graphs[-1]
     return PredictedPoint(
-        times={graph.phase: found for graph, found in zip(graphs, times, strict=True)},
+        times={graph.phase: stages for graph, stages in zip(graphs, times, strict=True)},
         steps=next((steps_of(graph) for graph in graphs if graph.phase == DECODE), 1),
         batch=batch_of(last),
         context=context_of(last),
@@ -222,14 +222,16 @@ def own_point(graphs: Sequence[CallGraph], times: PhaseTimes) -> PredictedPoint:
     )
 
 
-def found_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[FoundTime]:
+def matched_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[MatchedTime]:
     """Every time of a run that a stage of the prediction belongs to. One that cannot be is refused."""
     is_other = maker.is_contradicted(run)
     for time in run.times:
         predicted = maker.at(run, time.quantity)
         seconds, bound_s = predicted.seconds(time, run.phase), predicted.bound_s(time, run.phase)
         if not seconds:
-            maker.warnings.append(f"{run.file}: {time.stage or time.quantity} corrects nothing, no stage here has it.")
+            maker.warnings.append(
+                f"{run.file}: {time.stage or time.quantity} corrects nothing: no stage here has that name."
+            )
             continue
         scale = run.tokens_per_step if time.quantity is Quantity.TPOT else 1.0
         if (compared_s := maker.compared_s(run, time, scale, seconds)) is None:
@@ -255,7 +257,7 @@ def found_times(run: MeasuredRun, maker: MeasuredPoints) -> Iterator[FoundTime]:
             is_same_point=predicted.is_same_point,
         )
         maker.require_possible(point)
-        yield FoundTime(run=run, time=time, scale=scale, predicted=predicted, point=point, is_contradicted=is_other)
+        yield MatchedTime(run=run, time=time, scale=scale, predicted=predicted, point=point, is_contradicted=is_other)
 
 
 def joined_run(trace: TracedRun, path: Path, maker: MeasuredPoints) -> MeasuredRun:
@@ -297,8 +299,8 @@ def corrected_times(trace: TracedRun, source: RateSource, times: PhaseTimes, mea
     given = read_given(measured)
     maker = MeasuredPoints(trace=trace, source=source, times=times)
     runs = (*given.runs, *(joined_run(trace, path, maker) for path in given.recordings))
-    found = [found_time for run in runs for found_time in found_times(run, maker)]
-    if not found:
+    matches = [matched for run in runs for matched in matched_times(run, maker)]
+    if not matches:
         raise PerfOptError(
             "Nothing of this prediction was measured.",
             why=" ".join(maker.warnings)
@@ -308,7 +310,7 @@ def corrected_times(trace: TracedRun, source: RateSource, times: PhaseTimes, mea
             fix="predict the model that was measured, with a decode step for a TPOT",
         )
     own = maker.own
-    fits = tuple(applied(found))
+    fits = tuple(applied(matches))
     after_all, changes = [], []
     for graph, stages in zip(trace.graphs, times, strict=True):
         after = [corrected(stage, graph, own, fits) for stage in stages]
@@ -317,7 +319,7 @@ def corrected_times(trace: TracedRun, source: RateSource, times: PhaseTimes, mea
     everything = sum(centre(stage.wall) for phase in after_all for stage in phase)
     share = sum(change.after_s for change in changes) / everything if everything else 0.0
     correction = Correction(
-        points=tuple(one.point for one in found),
+        points=tuple(matched.point for matched in matches),
         stages=tuple(changes),
         corrected_share=share,
         warnings=tuple(dict.fromkeys(maker.warnings)),

@@ -28,7 +28,7 @@ class MeasuredTime:
     """A stage or a module. None is unknown: no device took part, or no trace holds the ops.
 
     `own_ns` leaves out the modules it calls; of a stage that is the same as `wall_ns`. A device works while the host
-    goes on, so with one the rate is that of its kernels and `wall_ns` is what the host saw.
+    goes on, so with one the rate comes from its kernels and `wall_ns` is what the host saw.
     """
 
     name: str
@@ -237,7 +237,7 @@ def _notes(graph: CallGraph, times: MeasuredTimes, *, is_priced: bool) -> list[N
     left_out = times.modules[_MODULES_SHOWN:]
     if left_out:
         rest = format_seconds(sum(time.own_ns for time in left_out) / _NS_PER_S)
-        notes.append(Note(f"{graph.phase}: {len(left_out)} more modules have {rest} of their own together."))
+        notes.append(Note(f"{graph.phase}: {len(left_out)} more modules take {rest} of own time together."))
     if not is_priced:
         notes.append(Note(f"{graph.phase}: no weightless trace was given, so FLOPs and rates are unknown."))
     if times.recounted:

@@ -1,4 +1,4 @@
-"""What was measured, whoever measured it: times of one run, and the workload and machine they belong to."""
+"""What was measured, by any tool: times of one run, and the workload and machine they belong to."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class MeasuredRun:
         sequences = (count for count in (self.batch, self.concurrency) if count is not None)
         tokens = (count for count in (self.input_tokens, self.output_tokens) if count is not None)
         if not all(1 <= count <= _MOST_SEQUENCES for count in sequences):
-            raise ValueError(f"batch and concurrency lie between 1 and {_MOST_SEQUENCES:,}")
+            raise ValueError(f"batch and concurrency are between 1 and {_MOST_SEQUENCES:,}")
         if not all(1 <= count <= _MOST_TOKENS for count in tokens):
-            raise ValueError(f"lengths lie between 1 and {_MOST_TOKENS:,} tokens")
+            raise ValueError(f"lengths are between 1 and {_MOST_TOKENS:,} tokens")
         if not 1 <= self.tokens_per_step <= 1024:
             raise ValueError("a step gives between 1 and 1,024 tokens")
 
     def time_of(self, quantity: Quantity, stage: str | None = None) -> Measurement | None:
         """The time of that kind; None where it was not measured."""
-        found = (time for time in self.times if time.quantity is quantity and time.stage == stage)
-        return next(found, None)
+        matching = (time for time in self.times if time.quantity is quantity and time.stage == stage)
+        return next(matching, None)
 
     @property
     def sequences(self) -> int | None:
@@ -110,11 +110,11 @@ class MeasuredRun:
 
 def run_of(times: Sequence[Measurement | None], kind: FileKind = MEASURED_FILE, **known: Any) -> MeasuredRun:
     """The run with these times, those that are None left out; refused where nothing is left, or a value cannot be."""
-    found = tuple(time for time in times if time is not None)
-    if not found:
+    known_times = tuple(time for time in times if time is not None)
+    if not known_times:
         raise kind.refusal("holds no time", "neither a time to the first token (TTFT) nor one per output token (TPOT)")
     try:
-        return MeasuredRun(times=found, **{name: _bounded(value) for name, value in known.items()})
+        return MeasuredRun(times=known_times, **{name: _bounded(value) for name, value in known.items()})
     except ValueError as error:
         raise kind.refusal("holds a value that cannot be", str(error)) from None
 
@@ -122,7 +122,7 @@ def run_of(times: Sequence[Measurement | None], kind: FileKind = MEASURED_FILE, 
 def time_of(
     quantity: Quantity, seconds: float | None, statistic: str = "as given", kind: FileKind = MEASURED_FILE
 ) -> Measurement | None:
-    """A time that one number gives; None where there is none, or where nothing was measured and a zero stands there."""
+    """A time that one number gives; None where there is none, or where nothing was measured and the number is zero."""
     if not seconds:
         return None
     try:

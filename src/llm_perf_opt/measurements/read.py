@@ -71,8 +71,8 @@ def read_joined_report(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
     forwards = _forwards(report.tables)
     if named is None or not rows or forwards is None:
         raise MEASURED_FILE.malformed("tables", _WHAT, report.title)
-    kept = ({name: row.get(name) for name in StageTimeRow.__struct_fields__} for row in rows)
-    stages = [as_record(row, StageTimeRow, MEASURED_FILE) for row in kept]
+    known_keys = ({name: row.get(name) for name in StageTimeRow.__struct_fields__} for row in rows)
+    stages = [as_record(row, StageTimeRow, MEASURED_FILE) for row in known_keys]
     times = [_time(stage, forwards) for stage in stages if stage.kernel_time_seconds > 0]
     return (run_of(times, source=_JOINED, file=file, model=named[1], phase=named[2]),)
 
@@ -91,11 +91,11 @@ def _time(stage: StageTimeRow, forwards: int) -> Measurement:
 
 
 def _forwards(tables: Sequence[TableRow]) -> int | None:
-    """How many forwards the times are of, which stands in the answer."""
+    """How many forwards the times are of, as the answer says."""
     rows = (row for table in tables if table.title == "Answer" for row in table.rows)
     text = next((str(row.get("answer", "")) for row in rows if row.get("what") == "attributed"), "")
-    found = _FORWARDS.search(text)
-    count = int(found[1].replace(",", "") or 0) if found else 0
+    match = _FORWARDS.search(text)
+    count = int(match[1].replace(",", "") or 0) if match else 0
     return count if count else None
 
 
@@ -137,10 +137,10 @@ _READERS: tuple[tuple[tuple[str, ...], _Reader], ...] = (
 def read_measured(given: str | Path | Sequence[str | Path]) -> Measured:
     """All runs and recordings in lines, files and folders."""
     each = [given] if isinstance(given, str | Path) else list(given)
-    found = [_read_one(one) for one in each]
+    readings = [_read_one(path) for path in each]
     return Measured(
-        runs=tuple(run for one in found for run in one.runs),
-        recordings=tuple(path for one in found for path in one.recordings),
+        runs=tuple(run for reading in readings for run in reading.runs),
+        recordings=tuple(path for reading in readings for path in reading.recordings),
     )
 
 
@@ -194,7 +194,7 @@ def _from_object(raw: bytes, path: Path) -> tuple[MeasuredRun, ...]:
     lines = raw.split(b"\n", 2)
     is_appended = len(lines) > 1 and lines[1].lstrip().startswith(b"{")
     keys = decode_json(lines[0] if is_appended else raw, _Keys, MEASURED_FILE)
-    if keys.pages is not None:  # before those of a load generator: a run of `profile` has a figure for a first token
+    if keys.pages is not None:  # before a load generator: a run of `profile` has a figure for a first token
         return read_profile_run(path)
     for names, read in _READERS:
         if any(getattr(keys, name) is not None for name in names):
@@ -225,10 +225,10 @@ _MOST_PAGES = 64
 
 def read_profile_run(path: Path) -> tuple[MeasuredRun, ...]:
     """One run for each page of a finished profile; the first pass of a process is left out, it warms up."""
-    found = read_metrics(path)
-    device = None if found.device is None else found.device.name
+    metrics = read_metrics(path)
+    device = None if metrics.device is None else metrics.device.name
     with naming_file(path):
-        if len(found.pages) > _MOST_PAGES:
+        if len(metrics.pages) > _MOST_PAGES:
             raise METRICS_KIND.refusal("is too large", f"it holds more than {_MOST_PAGES} pages")
         return tuple(
             run_of(
@@ -236,20 +236,20 @@ def read_profile_run(path: Path) -> tuple[MeasuredRun, ...]:
                 METRICS_KIND,
                 source=_PROFILED,
                 file=str(path),
-                model=found.model,
+                model=metrics.model,
                 device=device,
                 batch=_batch(page),
                 input_tokens=page.context_tokens or None,
                 output_tokens=page.decode_steps or None,
                 workload=page.workload,
             )
-            for page in found.pages
+            for page in metrics.pages
         )
 
 
 def _batch(page: PageRow) -> int | None:
-    found = page.workload.get("batch", 1)
-    return found if isinstance(found, int) and found >= 1 else None
+    batch = page.workload.get("batch", 1)
+    return batch if isinstance(batch, int) and batch >= 1 else None
 
 
 def _times(page: PageRow) -> Iterator[Measurement]:
@@ -260,8 +260,8 @@ def _times(page: PageRow) -> Iterator[Measurement]:
             continue
         samples = [
             sum(spent) * _NS / (len(spent) if name == DECODE else 1)
-            for one in page.passes
-            if sum(spent := one.stages_ns.get(name, ())) > 0
+            for timed in page.passes
+            if sum(spent := timed.stages_ns.get(name, ())) > 0
         ]
         if samples:
             yield Measurement(
@@ -288,7 +288,7 @@ def is_prometheus(raw: bytes) -> bool:
 
 
 def read_prometheus(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
-    """One run: the medians of the histograms, engines together. A server that answered nobody has no times."""
+    """One run: the medians of the histograms, engines together. A server without answered requests has no times."""
     histograms: dict[str, Histogram] = {}
     values: Counter[str] = Counter()
     models = set()
@@ -319,20 +319,20 @@ def read_prometheus(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
 
 def _float(text: bytes, where: str) -> float:
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found <= _LARGEST:
+        number = math.nan
+    if not 0 <= number <= _LARGEST:
         raise MEASURED_FILE.malformed(where, f"a number from 0 to {_LARGEST:g}", text.decode("ascii", "replace"))
-    return found
+    return number
 
 
 def _first_median(histograms: Mapping[str, Histogram], names: tuple[str, ...]) -> float | None:
-    return next((found for name in names if (found := median(histograms.get(name, Counter()))) is not None), None)
+    return next((middle for name in names if (middle := median(histograms.get(name, Counter()))) is not None), None)
 
 
 def median(histogram: Mapping[float, float]) -> float | None:
-    """Where half of the requests lie, straight between the edges of a bucket; None: nobody, or above the last edge."""
+    """The median, on a straight line between the edges of its bucket; None: no requests, or above the last edge."""
     edges = sorted(histogram)
     half = histogram[edges[-1]] / 2 if edges else 0.0
     low = below = 0.0
@@ -393,27 +393,27 @@ def read_csv(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
     """One run in each row below a header."""
     try:
         rows = csv.DictReader(io.StringIO(raw.decode("utf-8-sig")), strict=True)
-        found = [{name: value for name, value in row.items() if name and value} for row in rows]
+        items = [{name: value for name, value in row.items() if name and value} for row in rows]
     except (csv.Error, UnicodeDecodeError) as error:
         raise MEASURED_FILE.refusal("is no CSV", str(error)[:200]) from None
-    return _written_runs(found, file)
+    return _written_runs(items, file)
 
 
-def _pairs(line: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _pairs(line: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     place = 0
     while place < len(line):
         pair = _PAIR.match(line, place)
         if pair is None:
             raise MEASURED_FILE.malformed("a line of text", "name=value, such as ttft=0.5s", line[place : place + 60])
-        if pair[1] in found:
+        if pair[1] in pairs:
             raise MEASURED_FILE.malformed("a line of text", f"{pair[1]!r} once", line[:60])
-        found[pair[1]] = pair[2].strip('"')
+        pairs[pair[1]] = pair[2].strip('"')
         place = pair.end()
-    return found
+    return pairs
 
 
-def _objects(document: Any) -> Iterator[Mapping[str, Any]]:
+def _objects(document: Any) -> Iterator[Mapping[str, object]]:
     for item in document if isinstance(document, list) else [document]:
         if not isinstance(item, dict):
             raise MEASURED_FILE.malformed("a run", "an object of names and values", item)
@@ -421,15 +421,15 @@ def _objects(document: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _written_runs(objects: Any, file: str) -> tuple[MeasuredRun, ...]:
-    found = [_run(item, file) for item, _ in zip(objects, range(_MOST_RUNS + 1), strict=False)]
-    if len(found) > _MOST_RUNS:
+    runs = [_run(item, file) for item, _ in zip(objects, range(_MOST_RUNS + 1), strict=False)]
+    if len(runs) > _MOST_RUNS:
         raise MEASURED_FILE.refusal("is too large", f"it holds more than {_MOST_RUNS} runs")
-    if not found:
-        raise MEASURED_FILE.refusal("holds no run", "nothing stands in it")
-    return tuple(found)
+    if not runs:
+        raise MEASURED_FILE.refusal("holds no run", "it is empty")
+    return tuple(runs)
 
 
-def _run(values: Mapping[str, Any], file: str) -> MeasuredRun:
+def _run(values: Mapping[str, object], file: str) -> MeasuredRun:
     times: dict[Quantity, float] = {}
     known: dict[str, Any] = {}
     for name, value in values.items():
@@ -453,15 +453,15 @@ def _without_unit(name: str) -> tuple[str, str]:
     return (plain, unit) if unit in _SECONDS and plain in _QUANTITY_OF else (name, "")
 
 
-def _seconds(name: str, value: Any, unit: str) -> float:
+def _seconds(name: str, value: object, unit: str) -> float:
     text = str(value).strip() if isinstance(value, str | int | float | Decimal) and not isinstance(value, bool) else ""
-    found = _VALUE.fullmatch(text)
-    number = _number(found[1]) if found else None
-    if found is None or number is None or bool(found[2]) == bool(unit):
+    match = _VALUE.fullmatch(text)
+    number = _number(match[1]) if match else None
+    if match is None or number is None or bool(match[2]) == bool(unit):
         raise MEASURED_FILE.malformed(f"{name}", "a time with one unit, ttft=0.5s or ttft_ms=500", value)
     if not number > 0:
         raise MEASURED_FILE.malformed(f"{name}", "a time above zero", value)
-    return number * _SECONDS[unit or found[2]]
+    return number * _SECONDS[unit or match[2]]
 
 
 def _number(text: str) -> float | None:
@@ -471,7 +471,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     number = _number(str(value)) if not isinstance(value, bool) and len(str(value)) < 40 else None
     if number is None or number != number // 1:
         raise MEASURED_FILE.malformed(f"{name}", "a whole number", value)

@@ -191,16 +191,16 @@ def read_guidellm(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
     report = decode_json(raw, GuidellmReport, MEASURED_FILE)
     if len(report.benchmarks) > _MOST_RUNS:
         raise MEASURED_FILE.refusal("is too large", f"it holds more than {_MOST_RUNS} runs")
-    whole = (report.config, report.args)
-    model = next((name for part in whole if (name := _text(_first(part, *_GUIDELLM_MODEL))) is not None), None)
-    found = [
+    settings = (report.config, report.args)
+    model = next((name for part in settings if (name := _text(_first(part, *_GUIDELLM_MODEL))) is not None), None)
+    runs = [
         _guidellm_run(benchmark, file, model)
         for benchmark in report.benchmarks
         if benchmark.metrics and _finished(benchmark.metrics)
     ]
-    if not found:
+    if not runs:
         raise MEASURED_FILE.refusal("holds no time", "no benchmark of guidellm has times of successful requests")
-    return tuple(found)
+    return tuple(runs)
 
 
 _GUIDELLM_MODEL = (("spec", "backend", "model"), ("backend", "model"), ("model",), ("backend_kwargs", "model"))
@@ -208,8 +208,8 @@ _GUIDELLM_LOAD = (("strategy", "streams"), ("strategy", "max_concurrency"))
 
 
 def _finished(metrics: GuidellmMetrics) -> bool:
-    found = (metrics.time_to_first_token_ms, metrics.inter_token_latency_ms)
-    return any(one is not None and one.successful is not None and one.successful.mean for one in found)
+    times = (metrics.time_to_first_token_ms, metrics.inter_token_latency_ms)
+    return any(metric is not None and metric.successful is not None and metric.successful.mean for metric in times)
 
 
 def _guidellm_run(benchmark: GuidellmBenchmark, file: str, model: str | None) -> MeasuredRun:
@@ -235,8 +235,8 @@ def _guidellm_run(benchmark: GuidellmBenchmark, file: str, model: str | None) ->
 
 
 def _outcome_time(quantity: Quantity, metric: ByOutcome | None) -> Measurement | None:
-    found = None if metric is None else metric.successful
-    return None if found is None else _time(quantity, found.median, found.mean, 1e-3)
+    successful = None if metric is None else metric.successful
+    return None if successful is None else _time(quantity, successful.median, successful.mean, 1e-3)
 
 
 def _outcome_mean(metric: ByOutcome | None) -> float | None:
@@ -289,14 +289,14 @@ def _text(value: Any) -> str | None:
 def _first(document: Any, *paths: tuple[str | int, ...]) -> Any:
     """The value at the first path that leads to one; configurations of other programs are no part of any contract."""
     for path in paths:
-        found = document
+        value = document
         for key in path:
             if isinstance(key, str):
-                found = found.get(key) if isinstance(found, dict) else None
+                value = value.get(key) if isinstance(value, dict) else None
             else:
-                found = found[key] if isinstance(found, list) and found else None
-        if found is not None:
-            return found
+                value = value[key] if isinstance(value, list) and value else None
+        if value is not None:
+            return value
     return None
 
 
@@ -332,11 +332,11 @@ def is_step_log(raw: bytes) -> bool:
 
 def read_steps(raw: bytes) -> tuple[MeasuredStep, ...]:
     """All steps in order, whatever else the log says between them."""
-    found = []
+    steps = []
     for _, prompts, prompt_tokens, decoding, decoded, milliseconds in _LINE.findall(raw):
         seconds = float(milliseconds) * 1e-3
         if seconds > 0 and (int(prompts) or int(decoding)):
-            found.append(
+            steps.append(
                 MeasuredStep(
                     prompts=int(prompts),
                     prompt_tokens=int(prompt_tokens),
@@ -345,9 +345,9 @@ def read_steps(raw: bytes) -> tuple[MeasuredStep, ...]:
                     seconds=seconds,
                 )
             )
-    if not found:
+    if not steps:
         raise MEASURED_FILE.refusal("holds no step", "no line tells of an iteration with a time above zero")
-    return tuple(found)
+    return tuple(steps)
 
 
 def read_step_log(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
@@ -357,7 +357,7 @@ def read_step_log(raw: bytes, file: str) -> tuple[MeasuredRun, ...]:
         if step.only_decodes:
             by_batch[step.decoding].append(step.seconds)
     often = sorted(
-        (batch for batch in by_batch if len(by_batch[batch]) >= _FEWEST), key=lambda one: -len(by_batch[one])
+        (batch for batch in by_batch if len(by_batch[batch]) >= _FEWEST), key=lambda batch: -len(by_batch[batch])
     )
     if not often:
         raise MEASURED_FILE.refusal("holds no run", f"no number of sequences decoded together {_FEWEST} times")

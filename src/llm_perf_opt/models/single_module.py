@@ -16,6 +16,7 @@ from llm_perf_opt.core.protocols import RealRun
 from llm_perf_opt.core.target import Json, Target
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.twins import ghost_twin, tensors_in
+from llm_perf_opt.weightless.spec import dtype_name
 
 
 class SingleModuleAdapter:
@@ -28,7 +29,7 @@ class SingleModuleAdapter:
         self.title = type(module).__name__
 
     def targets(self, workload: Workload) -> tuple[Target, ...]:
-        """One phase, `forward`. The arguments are the whole workload, so none of its fields may be set."""
+        """One phase, `forward`. The arguments are the whole workload, so none of its fields but autocast may be set."""
         _refuse_options(workload)
         return (
             Target(
@@ -37,6 +38,7 @@ class SingleModuleAdapter:
                 workload={
                     "inputs": [_described(tensor) for tensor in tensors_in((self._args, self._kwargs))],
                     **self._facts(),
+                    **workload.changed(),
                 },
                 build=cache(lambda: ghost_twin(self._module)),
                 invoke=self._call,
@@ -48,7 +50,7 @@ class SingleModuleAdapter:
         firsts = {tensor.shape[0] for tensor in tensors_in((self._args, self._kwargs)) if tensor.ndim > 1}
         types = Counter[str]()
         for weight in self._module.parameters():
-            types[_name(weight.dtype)] += weight.numel()
+            types[dtype_name(weight.dtype)] += weight.numel()
         batch: dict[str, Json] = {"batch": firsts.pop()} if len(firsts) == 1 else {}
         return {**batch, **({"dtype": types.most_common(1)[0][0]} if types else {})}
 
@@ -71,17 +73,13 @@ class SingleModuleAdapter:
 
 
 def _described(tensor: torch.Tensor) -> str:
-    return f"{'x'.join(map(str, tensor.shape))} {_name(tensor.dtype)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"{'x'.join(map(str, tensor.shape))} {dtype_name(tensor.dtype)}"
 
 
 def _refuse_options(workload: Workload) -> None:
-    for name in workload.changed():
+    for name in workload.changed().keys() - {"autocast"}:
         raise UsageError(
             f"A module takes no {name}.",
-            why="its arguments say all there is to say about the workload",
+            why="args and kwargs alone are its workload",
             fix=f"leave {name} out, and put what you mean into args or kwargs",
         )

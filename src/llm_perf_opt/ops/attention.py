@@ -46,7 +46,7 @@ def attention_tokens_first(kind: OpKind) -> OpCost:
 
 
 def attention_backward(kind: OpKind) -> OpCost:
-    """Five products: the scores once more, then the gradients of scores, values, queries and keys."""
+    """Five matmuls: the scores once more, then the gradients of scores, values, queries and keys."""
     query, key, value = _query_key_value(kind, offset=1)
     pairs = math.prod(query.shape[:-1]) * key.shape[-2]
     return _priced(kind, pairs, 3 * query.shape[-1] + 2 * value.shape[-1])
@@ -69,7 +69,7 @@ def multi_head_attention(kind: OpKind) -> OpCost:
 
 
 def encoder_layer(kind: OpKind) -> OpCost:
-    """A whole transformer encoder layer: four square projections, attention, two feed-forward products."""
+    """A whole transformer encoder layer: four square projections, attention, two feed-forward matmuls."""
     source, hidden = operand(kind, 0, "src"), operand(kind, 9, "ffn_weight_1")
     width = source.shape[-1]
     pairs = math.prod(source.shape[:-1]) * source.shape[-2]
@@ -164,13 +164,13 @@ def attention_work(kind: OpKind) -> Iterator[CalibratedWork]:
 
 
 def flash_scratch_bytes(query_shape: Sequence[int]) -> int:
-    """What a flash kernel holds beside its result: the logarithm of each row's sum."""
+    """What a flash kernel holds next to its result: the logarithm of each row's sum."""
     return math.prod(query_shape[:-1]) * _LOG_SUM_EXP_BYTES
 
 
 _fused = partial(Op, family=WorkFamily.ATTENTION, kernels=attention_kernel)
 _tokens_first = partial(Op, family=WorkFamily.ATTENTION, kernels=attention_tokens_first_kernel)
-_with_projections = partial(Op, kernels=launches_by_cost)  # most of the work of such an op is in its products
+_with_projections = partial(Op, kernels=launches_by_cost)  # most of the work of such an op is in its matmuls
 
 OPS = registered(
     {

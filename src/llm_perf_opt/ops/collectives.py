@@ -24,7 +24,7 @@ _C10D = (
 )
 
 
-def exchange(kind: OpKind) -> OpCost:
+def collective_cost(kind: OpKind) -> OpCost:
     """Reads what this rank gives and writes what it gets; a tensor that is reduced in place is both."""
     written = bytes_of(kind.outputs)
     read = bytes_of(kind.inputs) - (written if kind.mutates else 0)
@@ -37,7 +37,7 @@ def point_to_point(kind: OpKind) -> OpCost:
 
 
 def communication(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
-    """One kernel, whose time the links decide."""
+    """One kernel; the links decide its time."""
     return (
         Kernel(
             kind=KernelKind.COMMUNICATION,
@@ -62,7 +62,9 @@ def _named(namespace: str, names: str) -> str:
 OPS = registered(
     {
         f"{_named('_c10d_functional', _FUNCTIONAL)} {_named('c10d', _C10D)} _dtensor.shard_dim_alltoall "
-        "_c10d_functional_autograd.all_to_all_single": Op(price=exchange, kernels=communication, calibrated=unmeasured),
+        "_c10d_functional_autograd.all_to_all_single": Op(
+            price=collective_cost, kernels=communication, calibrated=unmeasured
+        ),
         "c10d.send c10d.recv": Op(price=point_to_point, kernels=communication, calibrated=unmeasured),
         "_c10d_functional.wait_tensor _c10d_functional._wrap_tensor_autograd": Op(price=free),
         "fsdp.split_with_sizes_copy fsdp.chunk_cat fsdp.copy": Op(price=copy),

@@ -24,7 +24,7 @@ from llm_perf_opt.ops.op import (
     Op,
     helper_kernel,
     is_aligned,
-    product_kernel,
+    matmul_kernel,
     registered,
     vector_kernel,
 )
@@ -58,7 +58,7 @@ def _forward(kind: OpKind, *, transposed: bool) -> OpCost:
 
 
 def time_first_convolution(kind: OpKind) -> OpCost:
-    """`conv_tbc`, whose weight is `[kernel, input channels, output channels]`."""
+    """`conv_tbc`: its weight is `[kernel, input channels, output channels]`."""
     weight = operand(kind, 1, "weight")
     output = elements(kind.outputs[0])
     macs = output * weight.shape[0] * weight.shape[1]
@@ -66,7 +66,7 @@ def time_first_convolution(kind: OpKind) -> OpCost:
 
 
 def convolution_backward(kind: OpKind) -> OpCost:
-    """The gradients of input and weight, each as much work as the forward; that of the bias is a plain sum."""
+    """The gradients of input and weight, each as much work as the forward; the bias gradient is a plain sum."""
     gradient, data, weight = operand(kind, 0, "grad_output"), operand(kind, 1, "input"), operand(kind, 2, "weight")
     macs = convolution_macs(data, weight, gradient, transposed=bool(kind.arguments["transposed"]))
     wants_input, wants_weight, wants_bias = kind.arguments["output_mask"]
@@ -78,7 +78,7 @@ def convolution_backward(kind: OpKind) -> OpCost:
 
 
 def convolution_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
-    """A product with one row per position: the channels of the output are its columns.
+    """A matmul with one row per position: the channels of the output are its columns.
 
     In 16 bits cuDNN and MIOpen multiply with channels last. Tensors with channels first, which is PyTorch's default,
     are copied there and back, and the bias is added by a kernel of its own. A depthwise convolution is one kernel.
@@ -86,15 +86,15 @@ def convolution_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
     shape = kind.outputs[0].shape
     if not cost.flops:
         return (vector_kernel(kind, cost),)
-    product = product_kernel(kind, cost, width=shape[1] if len(shape) > 1 else shape[-1] if shape else 1)
+    matmul = matmul_kernel(kind, cost, width=shape[1] if len(shape) > 1 else shape[-1] if shape else 1)
     data, weight = operand(kind, 0, "input", "self"), operand(kind, 1, "weight")
-    if product.dtype not in _CHANNELS_LAST or len(weight.shape) < 4 or weight.shape[1] == 1:
-        return (product,)
+    if matmul.dtype not in _CHANNELS_LAST or len(weight.shape) < 4 or weight.shape[1] == 1:
+        return (matmul,)
     if not is_aligned(kind, weight.shape[1]):
-        product = replace(product, pattern=AccessPattern.UNALIGNED_CHANNELS)
+        matmul = replace(matmul, pattern=AccessPattern.UNALIGNED_CHANNELS)
     copies = tuple(helper_kernel(meta) for meta in (data, weight, kind.outputs[0]))
     bias = (helper_kernel(kind.outputs[0]),) if "bias" in kind.input_names else ()
-    return (*copies[:2], product, copies[2], *bias)
+    return (*copies[:2], matmul, copies[2], *bias)
 
 
 def convolution_work(kind: OpKind) -> Iterator[CalibratedWork]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
@@ -14,7 +15,7 @@ from llm_perf_opt.core.tensor_formats import tensor_bytes
 class OpCost:
     """The price of one op.
 
-    `flops` counts matrix work only (products, convolutions, attention), one multiply-add as two, and is the number that
+    `flops` counts matrix work only (matmuls, convolutions, attention), one multiply-add as two, and is the number that
     totals, other sources and published figures mean. `vector_flops` is elementwise and reduction work by simple counts
     per element; it is reported apart and never added in. `bytes_moved` is inputs read plus outputs written.
     """
@@ -42,6 +43,7 @@ FREE = OpCost()
 Formula = Callable[[OpKind], OpCost | None]  # None: not known from what the record holds
 
 
+@lru_cache(maxsize=8192)
 def packet_of(name: str) -> str:
     """The name under which an op is registered: overloads and in-place forms share their plain form's.
 

@@ -1,4 +1,4 @@
-"""Fused ops of vLLM around its products: norms, gated activations, rotary embedding, quantised products, experts.
+"""Fused ops of vLLM around its matmuls: norms, gated activations, rotary embedding, quantised matmuls, experts.
 
 Its kernels write into tensors that they are given: what is written stands among the inputs, and is counted there.
 """
@@ -11,17 +11,17 @@ from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import Formula, OpCost, bytes_of, elements, operand
-from llm_perf_opt.ops.kernel_shape import ExpertsShape, ProductShape
-from llm_perf_opt.ops.matrix_products import product
+from llm_perf_opt.ops.kernel_shape import ExpertsShape, MatmulShape
+from llm_perf_opt.ops.matmuls import matmul
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind, Op, compute_dtype, launches, reads_all, registered
 from llm_perf_opt.ops.vector import pointwise
 
-_GATE_STEPS = 6  # an activation of five steps, and the product with the other half
-_ROTATION_STEPS = 3  # of each value: two products and a sum
+_GATE_STEPS = 6  # an activation of five steps, and the multiplication by the other half
+_ROTATION_STEPS = 3  # of each value: two multiplications and a sum
 _QUANTISE_STEPS = 4  # magnitude, maximum, scale, round
 
 
-def scaled_product(kind: OpKind) -> OpCost:
+def scaled_matmul(kind: OpKind) -> OpCost:
     """`out = (a x b) * scales`, written into its first operand."""
     out, left = operand(kind, 0, "out"), operand(kind, 1, "a")
     return OpCost(
@@ -31,8 +31,8 @@ def scaled_product(kind: OpKind) -> OpCost:
     )
 
 
-def scaled_product_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
-    """One product in the type of its operands."""
+def scaled_matmul_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
+    """One matmul in the type of its operands."""
     out, left, right = operand(kind, 0, "out"), operand(kind, 1, "a"), operand(kind, 2, "b")
     rows, columns, depth = elements(out) // out.shape[-1], out.shape[-1], left.shape[-1]
     return (
@@ -44,7 +44,7 @@ def scaled_product_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
             bytes_moved=cost.bytes_moved,
             rows=rows,
             weights=columns * depth,
-            shape=ProductShape(rows=rows, columns=columns, depth=depth, weight_format=right.dtype),
+            shape=MatmulShape(rows=rows, columns=columns, depth=depth, weight_format=right.dtype),
         ),
     )
 
@@ -56,7 +56,7 @@ def gated(kind: OpKind) -> OpCost:
 
 
 def written_first(steps: int) -> Formula:
-    """So many steps on each value of the second operand; the first is written."""
+    """`steps` on each value of the second operand; the first is written."""
 
     def price(kind: OpKind) -> OpCost:
         return OpCost(vector_flops=steps * elements(kind.inputs[1]), bytes_moved=bytes_of(kind.inputs))
@@ -105,7 +105,7 @@ def rotation_reads(kind: OpKind) -> list[int]:
 def routed_experts(kind: OpKind) -> OpCost:
     """Rows times the experts that each is sent to, as far as this rank holds them.
 
-    With E experts of which this rank holds e, and balanced routing, `tokens * chosen * e / E` rows meet the `products`
+    With E experts of which this rank holds e, and balanced routing, `tokens * chosen * e / E` rows meet the `matmuls`
     matrices `[hidden, inner]` of an expert: gate, up and down, or up and down. Only experts with rows are read.
     """
     facts, hidden = kind.arguments, operand(kind, 0, "hidden")
@@ -113,14 +113,14 @@ def routed_experts(kind: OpKind) -> OpCost:
     share = tokens * chosen * facts["held"]
     choosing = tokens * experts * (experts - 1).bit_length() if "logits" in kind.input_names else 0
     return OpCost(
-        flops=2 * share * facts["products"] * hidden.shape[-1] * facts["inner"] // experts,
+        flops=2 * share * facts["matmuls"] * hidden.shape[-1] * facts["inner"] // experts,
         vector_flops=choosing + _GATE_STEPS * share * facts["inner"] // experts,
         bytes_moved=sum(experts_reads(kind)) + bytes_of(kind.outputs),
     )
 
 
 def experts_reads(kind: OpKind) -> list[int]:
-    """Of the weights those of experts that get rows."""
+    """Bytes read of each input; of the weights only the experts that get rows."""
     facts = kind.arguments
     return [
         size * facts["groups_used"] // facts["held"] if name == "weights" else size
@@ -152,7 +152,7 @@ def experts_kernels(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
                 tensor_ranks=facts["tensor_ranks"],
                 expert_ranks=facts["expert_ranks"],
                 weight_format=weight.dtype,
-                is_gated=facts["products"] > 2,
+                is_gated=facts["matmuls"] > 2,
             ),
         ),
     )
@@ -180,13 +180,13 @@ OPS = registered(
         _kernel_names("rotary_embedding"): Op(price=rotation, reads=rotation_reads),
         _kernel_names(_QUANTISED): Op(price=quantised, reads=reads_unwritten),
         _kernel_names("cutlass_scaled_mm"): Op(
-            price=scaled_product,
-            family=WorkFamily.PRODUCT,
-            kernels=scaled_product_kernels,
+            price=scaled_matmul,
+            family=WorkFamily.MATMUL,
+            kernels=scaled_matmul_kernels,
             reads=reads_unwritten,
         ),
-        "vllm.min_latency_fused_qkv_a_proj": Op(price=product(0, "input_", "input"), family=WorkFamily.PRODUCT),
-        "vllm.fp32_router_gemm_dispatch": Op(price=product(0, "x"), family=WorkFamily.PRODUCT),
+        "vllm.min_latency_fused_qkv_a_proj": Op(price=matmul(0, "input_", "input"), family=WorkFamily.MATMUL),
+        "vllm.fp32_router_gemm_dispatch": Op(price=matmul(0, "x"), family=WorkFamily.MATMUL),
         "vllm_moe.routed_experts": Op(
             price=routed_experts, family=WorkFamily.GROUPED, kernels=experts_kernels, reads=experts_reads
         ),

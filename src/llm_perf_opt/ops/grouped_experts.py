@@ -1,4 +1,4 @@
-"""Experts as one grouped product: rows sorted by expert, one weight per expert, and how many experts get rows."""
+"""Experts as one grouped matmul: rows sorted by expert, one weight per expert, and how many experts get rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import OpCost, bytes_in_and_out, operand
-from llm_perf_opt.ops.matrix_products import contraction
+from llm_perf_opt.ops.matmuls import contraction
 from llm_perf_opt.ops.op import Op, reads_all, registered
 
 
@@ -61,7 +61,7 @@ def tokens_for_all(experts: int, chosen: int) -> int:
     return bisect_left(range(2**31), True, key=lambda tokens: touched_experts(experts, chosen, tokens) >= experts)
 
 
-def grouped_product(kind: OpKind) -> OpCost:
+def grouped_matmul(kind: OpKind) -> OpCost:
     """Rows sorted by group, one weight per group: each row meets one weight, and only groups with rows are read.
 
     Two 2-d operands split the summed dimension between the groups instead, and the output gains a group dimension.
@@ -76,16 +76,16 @@ def grouped_product(kind: OpKind) -> OpCost:
 
 
 def read_of_stack(kind: OpKind, operand_meta: TensorMeta) -> int:
-    """What a grouped product reads of an operand: all of a matrix, and of a stack the groups that have rows."""
-    whole = tensor_bytes(operand_meta)
+    """What a grouped matmul reads of an operand: all of a matrix, and of a stack the groups that have rows."""
+    stack_bytes = tensor_bytes(operand_meta)
     if len(operand_meta.shape) != 3:
-        return whole
+        return stack_bytes
     groups = operand_meta.shape[0]
-    return whole * min(groups_used(kind), groups) // max(groups, 1)
+    return stack_bytes * min(groups_used(kind), groups) // max(groups, 1)
 
 
 def groups_used(kind: OpKind) -> int:
-    """How many groups of a grouped product have rows: as recorded, or as many as so many rows can touch at most."""
+    """How many groups of a grouped matmul have rows: as recorded, or as many as this many rows can touch at most."""
     left, right = operand(kind, 0, "self", "input"), operand(kind, 1, "mat2", "weight")
     recorded = kind.arguments.get("groups_used")
     rows = left.shape[0] if len(left.shape) == 2 else right.shape[-1]
@@ -97,6 +97,6 @@ def reads_used_groups(kind: OpKind) -> list[int]:
     return [*(read_of_stack(kind, meta) for meta in kind.inputs[:2]), *reads_all(kind)[2:]]
 
 
-_grouped = partial(Op, family=WorkFamily.GROUPED, price=grouped_product, reads=reads_used_groups, turned_weight=1)
+_grouped = partial(Op, family=WorkFamily.GROUPED, price=grouped_matmul, reads=reads_used_groups, turned_weight=1)
 
 OPS = registered({"_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 transformers.grouped_mm_fallback": _grouped()})

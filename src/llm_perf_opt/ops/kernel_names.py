@@ -1,10 +1,10 @@
 """What the name of a kernel says: which ops launch it, and which ops it does the work of.
 
-The names are those of PyTorch's own kernels, of the matrix libraries it calls (cuBLAS, cuDNN, CUTLASS, hipBLASLt,
-MIOpen), of Triton as torch.compile generates them, and of serving engines. They are no interface: a kernel that no rule
-knows has no meaning here, and is not guessed.
+The names come from PyTorch's own kernels, from the matrix libraries it calls (cuBLAS, cuDNN, CUTLASS, hipBLASLt,
+MIOpen), from Triton as torch.compile generates them, and from serving engines. They are no interface: a kernel that no
+rule knows has no meaning here, and is not guessed.
 
-An op is named by a word: `product`, `attention`, `convolution`, `copy`, `fill`, `gather` and `scatter` for the families
+An op is named by a word: `matmul`, `attention`, `convolution`, `copy`, `fill`, `gather` and `scatter` for the families
 that share kernels, and otherwise by its own name (`add`, `softmax`).
 """
 
@@ -21,13 +21,13 @@ from llm_perf_opt.ops import memory
 from llm_perf_opt.ops.cost import packet_of
 from llm_perf_opt.ops.table import kernels_of, op_family, op_of, op_table
 
-PRODUCT, ATTENTION, CONVOLUTION = "product", "attention", "convolution"
-# Second words, of ops that share a kind of kernel: products without a weight, and PyTorch's two kernels for everything.
-BATCHED_PRODUCT, ELEMENTWISE, REDUCTION = "batched_product", "elementwise", "reduction"
+MATMUL, ATTENTION, CONVOLUTION = "matmul", "attention", "convolution"
+# Second words, of ops that share a kind of kernel: matmuls without a weight, and PyTorch's two kernels for everything.
+BATCHED_MATMUL, ELEMENTWISE, REDUCTION = "batched_matmul", "elementwise", "reduction"
 COPY, FILL, GATHER, SCATTER = "copy", "fill", "gather", "scatter"
 _FAMILY_WORDS = {
-    WorkFamily.PRODUCT: PRODUCT,
-    WorkFamily.GROUPED: PRODUCT,
+    WorkFamily.MATMUL: MATMUL,
+    WorkFamily.GROUPED: MATMUL,
     WorkFamily.ATTENTION: ATTENTION,
     WorkFamily.CONVOLUTION: CONVOLUTION,
 }
@@ -46,8 +46,8 @@ _SAME_WORDS = {
 class KernelMeaning:
     """`label` names the kernel in tables. `words` are the ops that launch it by itself.
 
-    `helps` are ops beside whose own kernel it runs: the sum of a split product, a change of layout. A fused kernel does
-    the work of a run of ops: `fuses` are those that may be in the run.
+    `helps` are ops that launch it next to their own kernel: the sum of a split matmul, a change of layout. A fused
+    kernel does the work of a run of ops: `fuses` are the ops that may be in the run.
     """
 
     label: str
@@ -58,7 +58,7 @@ class KernelMeaning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchWords:
-    """What an op launches: kernels of one of `words`, and beside them kernels of `helpers`. `word` is its own word."""
+    """What an op launches: kernels of one of `words`, and next to them kernels of `helpers`. `word` is its own word."""
 
     word: str
     words: frozenset[str]
@@ -75,11 +75,11 @@ def _meaning(label: str, words: str = "", *, helps: str = "", fuses: str = "") -
 
 
 _ROOT_MEAN_SQUARE = "copy pow mean add rsqrt mul rms_norm"
-_EAGER_ATTENTION = "batched_product softmax mul add copy cat max where masked_fill"
+_EAGER_ATTENTION = "batched_matmul softmax mul add copy cat max where masked_fill"
 _ROTATION = "copy mul neg cat add gather unsqueeze cos sin"
-_ROUTING = "softmax topk sum mul copy gather scatter sort bincount cumsum fill one_hot eq product"
+_ROUTING = "softmax topk sum mul copy gather scatter sort bincount cumsum fill one_hot eq matmul"
 
-# The first rule whose pattern is found in the name holds.
+# The first rule with a pattern that matches the name holds.
 _RULES: tuple[tuple[str, KernelMeaning], ...] = (
     (r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter", _meaning("collective", "collective")),
     (r"reduce_segments|splitkv_combine|paged_attention\w*reduce", _meaning("attention, combined", helps="attention")),
@@ -89,13 +89,13 @@ _RULES: tuple[tuple[str, KernelMeaning], ...] = (
     ),
     (r"add_rms_?norm|AddRmsnorm", _meaning("add and RMS norm", "rms_norm", fuses=_ROOT_MEAN_SQUARE)),
     (r"rms_?norm", _meaning("RMS norm", "rms_norm", fuses=_ROOT_MEAN_SQUARE)),
-    (r"splitK_?reduce|PostGSU|reduceSplitK", _meaning("product, split-K sum", helps="product")),
-    (r"finalize_matmul|moe::dev::finalize|moe_sum", _meaning("experts, combined", helps="product", fuses=_ROUTING)),
+    (r"splitK_?reduce|PostGSU|reduceSplitK", _meaning("split-K sum of a matmul", helps="matmul")),
+    (r"finalize_matmul|moe::dev::finalize|moe_sum", _meaning("experts, combined", helps="matmul", fuses=_ROUTING)),
     (
         r"topk_forward|routing|bitmatrix|topk_softmax|moe_align|grouped_topk",
         _meaning("routing", "topk", fuses=_ROUTING),
     ),
-    (r"_swiglu|swiGlu", _meaning("product, gated", "product", fuses="product silu mul sigmoid add clamp gather")),
+    (r"_swiglu|swiGlu", _meaning("gated matmul", "matmul", fuses="matmul silu mul sigmoid add clamp gather")),
     (
         r"nchwToNhwc|nhwcToNchw|batched_transpose|Im2d2Col|im2col|SubTensorOp",
         _meaning("convolution, layout", helps="convolution"),
@@ -103,7 +103,7 @@ _RULES: tuple[tuple[str, KernelMeaning], ...] = (
     (r"fprop|conv(?!ert)|winograd|igemm_fwd", _meaning("convolution", "convolution")),
     (
         r"gemm|Cijk_|cutlass|nvjet|xmma|gemv|matmul|\bbmm_|dot_kernel|wvSplitK|splitKgemm",
-        _meaning("product", "product convolution"),
+        _meaning("matmul", "matmul convolution"),
     ),
     (r"layer_?norm", _meaning("layer norm", "layer_norm")),
     (r"group_?norm|RowwiseMoments|ComputeFusedParams", _meaning("group norm", "group_norm")),
@@ -112,7 +112,7 @@ _RULES: tuple[tuple[str, KernelMeaning], ...] = (
     (r"act_and_mul|silu_and_mul|swiglu", _meaning("gated activation", "silu gelu", fuses="silu gelu mul sigmoid")),
     (r"rotary|rope", _meaning("rotary embedding", fuses=_ROTATION)),
     (r"reshape_and_cache|store_kv|kv_?cache", _meaning("cache write", "scatter cat copy", fuses="cat copy scatter")),
-    (r"quant", _meaning("quantise", "copy", helps="product")),
+    (r"quant", _meaning("quantise", "copy", helps="matmul")),
     (r"CatArray", _meaning("cat", "cat")),
     (r"indexSelect|gather|index_elementwise|index_kernel|embedding", _meaning("gather", "gather")),
     (r"scatter|index_put|index_copy|indexFunc", _meaning("scatter", "scatter")),
@@ -163,8 +163,8 @@ def kernel_meaning(name: str) -> KernelMeaning | None:
     for pattern, meaning in _COMPILED:
         if pattern.search(name):
             return meaning
-    for found in _NATIVE.finditer(name):
-        word = found[1]
+    for match in _NATIVE.finditer(name):
+        word = match[1]
         if not word.endswith(_WRAPPERS):
             return KernelMeaning(label=word, words=frozenset({_SAME_WORDS.get(word, word)}))
     return next((meaning for part, meaning in _BASE_NAMES.items() if part in name), None)
@@ -177,18 +177,18 @@ def _triton(ops: str) -> KernelMeaning:
 
 
 def _split_ops(ops: str) -> list[str]:
-    known, pieces, found = op_table(), ops.split("_"), list[str]()
+    known, pieces, words = op_table(), ops.split("_"), list[str]()
     start = 0
     while start < len(pieces):
         for end in range(len(pieces), start, -1):
             word = "_".join(pieces[start:end])
             if f"aten.{word}" in known:
-                found.append(word)
+                words.append(word)
                 break
         else:
             end = start + 1
         start = end
-    return found
+    return words
 
 
 @lru_cache(maxsize=65536)
@@ -204,8 +204,8 @@ def launch_words(kind: OpKind) -> tuple[LaunchWords, ...]:
 def _launch(name: str, word: str) -> LaunchWords:
     short = packet_of(name).rpartition(".")[2]
     if short in _COPYING:
-        return _words(word, BATCHED_PRODUCT, helpers=f"{COPY} {FILL}")
-    if word == PRODUCT:
+        return _words(word, BATCHED_MATMUL, helpers=f"{COPY} {FILL}")
+    if word == MATMUL:
         return _words(word, helpers=FILL)
     if word in _REDUCTIONS:
         return _words(word, REDUCTION)

@@ -1,6 +1,6 @@
-"""The shapes of kernels as tables of measured times list them: products, attention, routed experts, states.
+"""The shapes of kernels as tables of measured times list them: matmuls, attention, routed experts, states.
 
-FLOPs and bytes are enough for a roofline. A measured table needs the dimensions themselves: a product of 16 rows takes
+FLOPs and bytes are enough for a roofline. A measured table needs the dimensions themselves: a matmul of 16 rows takes
 as long as one of 8, and attention over 8 key heads longer than over 1.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductShape:
-    """`count` products `[rows, depth] x [depth, columns]` in one launch.
+class MatmulShape:
+    """`count` matmuls `[rows, depth] x [depth, columns]` in one launch.
 
     `weight_format` is the dtype or the stored format of the right operand, as `core/tensor_formats.py` names it.
     """
@@ -27,8 +27,8 @@ class ProductShape:
 class AttentionShape:
     """One fused attention: `heads` queries of `width` numbers over `key_heads` keys, for each of `sequences`.
 
-    `window` is how many keys a query sees at most. With `latent_rank` keys and values are one latent vector of so many
-    numbers per token, and heads share it. None: no such limit, no latent vector.
+    `window` is how many keys a query sees at most. With `latent_rank` keys and values are one latent vector of that
+    length per token, and heads share it. None: no such limit, no latent vector.
     """
 
     sequences: int
@@ -44,12 +44,15 @@ class AttentionShape:
     cache_format: str = "bfloat16"
 
 
+_MXFP4_STEP = 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsShape:
     """The routed experts of one layer in one grouped kernel: up, gate and down, without router and shared expert.
 
-    `tokens`, `experts` and `inner` are those of all ranks together; `tensor_ranks` share each expert, `expert_ranks`
-    have experts of their own. Experts that are not `is_gated` have up and down alone.
+    `tokens`, `experts` and `inner` count all ranks together; `tensor_ranks` share each expert, `expert_ranks` have
+    experts of their own. Experts that are not `is_gated` have up and down alone.
     """
 
     tokens: int
@@ -62,12 +65,21 @@ class ExpertsShape:
     weight_format: str = "bfloat16"
     is_gated: bool = True
 
+    @property
+    def inner_of_rank(self) -> int:
+        """Inner width that one rank multiplies with: kernels for mxfp4 take whole steps of 64 numbers, or of 128.
+
+        vLLM pads to 64 for Triton's kernel, which it takes on Hopper; to 128, and the hidden width to 256, for others.
+        """
+        step = _MXFP4_STEP if self.weight_format.startswith("mxfp4") else 1
+        return -(-self.inner // (self.tensor_ranks * step)) * step
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentModuleShape:
-    """A whole module of latent attention in one row: its projections, the absorbed products and attention itself.
+    """A whole module of latent attention in one row: its projections, the absorbed matmuls and attention itself.
 
-    `projections` is the table's format of their weights; `sparse_model` whose indexer picks the keys, None: no indexer.
+    `projections` is the table's format of their weights; `sparse_model` has an indexer that picks the keys, None: none.
     """
 
     attention: AttentionShape
@@ -77,7 +89,7 @@ class LatentModuleShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """The state of one layer without attention; heads are those of a gated delta rule on one rank, 0: another rule."""
+    """The state of one layer without attention; heads belong to a gated delta rule on one rank, 0: another rule."""
 
     sequences: int
     queries: int
@@ -85,4 +97,4 @@ class StateShape:
     value_heads: int = 0
 
 
-KernelShape = ProductShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape
+KernelShape = MatmulShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape

@@ -1,6 +1,6 @@
 """Factorisations and solvers, by the textbook counts for a direct method.
 
-They are counted as vector FLOPs: the field's convention for matrix FLOPs covers products, convolutions and attention.
+They are counted as vector FLOPs: the field's convention for matrix FLOPs covers matmuls, convolutions and attention.
 Eigenvalues and singular values iterate until the values converge, so no count from shapes exists and none is given.
 """
 

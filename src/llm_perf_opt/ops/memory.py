@@ -34,7 +34,7 @@ def free(_: OpKind) -> OpCost:
 
 
 def fill(kind: OpKind) -> OpCost:
-    """Writes its outputs and reads nothing, not even the tensor it overwrites or whose shape it borrows."""
+    """Writes its outputs and reads nothing, not even the tensor that it overwrites or borrows the shape of."""
     return OpCost(bytes_moved=bytes_of(kind.outputs or kind.inputs[:1]))
 
 
@@ -124,7 +124,7 @@ def pad_work(kind: OpKind) -> Iterator[CalibratedWork]:
 
 
 def indexed_work(family: str, place: int | None) -> CalibratedFormula:
-    """Rows moved by index; `place` of the input whose values are moved, or None for the output."""
+    """Rows moved by index; `place` of the input that the values come from, or None for the output."""
 
     def read(kind: OpKind) -> Iterator[CalibratedWork]:
         meta = kind.outputs[0] if place is None or place >= len(kind.inputs) else kind.inputs[place]

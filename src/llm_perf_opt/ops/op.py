@@ -13,22 +13,22 @@ from enum import StrEnum
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.source_figures import WorkFamily
-from llm_perf_opt.core.tensor_formats import product_dtype, tensor_bytes
+from llm_perf_opt.core.tensor_formats import matmul_dtype, tensor_bytes
 from llm_perf_opt.ops.cost import Formula, OpCost, elements, packet_of
-from llm_perf_opt.ops.kernel_shape import KernelShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import KernelShape, MatmulShape
 
 
 class KernelKind(StrEnum):
     """What sort of work a kernel does, hence which rates apply to it."""
 
-    MATMUL = "matrix product"
+    MATMUL = "matmul"
     ATTENTION = "fused attention"
     VECTOR = "vector"
     COMMUNICATION = "communication"
 
 
 class AccessPattern(StrEnum):
-    """How a kernel goes through memory, hence which share of the bandwidth it reaches. A product has one if unusual."""
+    """How a kernel goes through memory, hence which share of the bandwidth it reaches. A matmul has one if unusual."""
 
     VECTORISED = "vectorised"  # several neighbouring values at once
     ACTIVATION = "activation"  # the same, with an exponential or an error function for each value
@@ -39,19 +39,19 @@ class AccessPattern(StrEnum):
     SOFTMAX = "softmax"
     LONG_SOFTMAX = "long_softmax"  # rows too long for registers, read three times value by value
     REDUCED = "reduced"
-    UNALIGNED = "unaligned"  # of a product: rows that do not begin at 16 bytes
+    UNALIGNED = "unaligned"  # of a matmul: rows that do not begin at 16 bytes
     UNALIGNED_CHANNELS = "unaligned channels"  # of a convolution: they fill no 16 bytes, as three colours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One launch. `rows` and `weights` describe a product `[rows, k] x [k, n]`: `weights` is `n * k`.
+    """One kernel launch. `rows` and `weights` describe a matmul `[rows, k] x [k, n]`: `weights` is `n * k`.
 
-    `skippable_flops` are those of pairs that a causal mask hides: the price counts them, a kernel need not do them.
-    `collective` is what a kernel of communication exchanges; None there: the trace does not say between which ranks.
+    `skippable_flops` belong to pairs that a causal mask hides: the price counts them, a kernel need not do them.
+    `collective` is what a communication kernel runs; None there: the trace does not say between which ranks.
     `shape` are the dimensions that a table of measured kernels asks for; None: not known, or no table lists such work.
     `pattern` is how a vector kernel goes through memory; None: not known. A helper is a copy or a change of layout that
-    eager PyTorch runs beside the work of the op, and an engine that keeps one layout does not.
+    eager PyTorch runs in addition to the op's work, and an engine that keeps one layout does not.
     """
 
     kind: KernelKind
@@ -91,11 +91,11 @@ class Layout(StrEnum):
 class OpRole(StrEnum):
     """What an op is in the patterns that an analysis looks for."""
 
-    SOFTMAX = "softmax"  # between the two products of attention
+    SOFTMAX = "softmax"  # between the two matmuls of attention
     CHOICE = "choice"  # the best of some scores: how a router takes its experts
     LOOKUP = "lookup"  # rows of a table by token id
     GATHER = "gather"  # anything by index, also whole matrices
-    APPEND = "append"  # new entries behind those of a cache
+    APPEND = "append"  # new entries behind the ones a cache has
 
 
 _TWO_BYTES = frozenset({"bfloat16", "float16"})
@@ -107,14 +107,14 @@ CalibratedFormula = Callable[[OpKind], Iterable[CalibratedWork]]
 
 
 def launches_by_cost(kind: OpKind, cost: OpCost) -> tuple[Kernel, ...]:
-    """One product where the price has matrix FLOPs, otherwise one kernel of vector work."""
+    """One matmul where the price has matrix FLOPs, otherwise one kernel of vector work."""
     if not cost.flops:
         return (vector_kernel(kind, cost),)
-    return (product_kernel(kind, cost, width=kind.outputs[0].shape[-1] if kind.outputs[0].shape else 1),)
+    return (matmul_kernel(kind, cost, width=kind.outputs[0].shape[-1] if kind.outputs[0].shape else 1),)
 
 
-def product_kernel(kind: OpKind, cost: OpCost, *, width: int) -> Kernel:
-    """A product; `width` is the dimension of the output that the weight makes, and all others are rows."""
+def matmul_kernel(kind: OpKind, cost: OpCost, *, width: int) -> Kernel:
+    """A matmul; `width` is the dimension of the output that the weight makes, and all others are rows."""
     rows = max(1, elements(kind.outputs[0]) // max(1, width))
     weights = cost.flops // (2 * rows)
     return Kernel(
@@ -125,7 +125,7 @@ def product_kernel(kind: OpKind, cost: OpCost, *, width: int) -> Kernel:
         bytes_moved=cost.bytes_moved,
         rows=rows,
         weights=weights,
-        shape=_product_shape(kind, rows, width, weights // max(1, width)),
+        shape=_matmul_shape(kind, rows, width, weights // max(1, width)),
         pattern=None if is_aligned(kind, width, weights // max(1, width)) else AccessPattern.UNALIGNED,
     )
 
@@ -135,8 +135,8 @@ def is_aligned(kind: OpKind, *lengths: int) -> bool:
     return compute_dtype(kind) not in _TWO_BYTES or not any(length % _ALIGNED_VALUES for length in lengths)
 
 
-def _product_shape(kind: OpKind, rows: int, columns: int, depth: int) -> ProductShape | None:
-    """The product as a table lists it, from the operand with both of its dimensions; None: no operand has them.
+def _matmul_shape(kind: OpKind, rows: int, columns: int, depth: int) -> MatmulShape | None:
+    """The matmul as a table lists it, from the operand with both of its dimensions; None: no operand has them.
 
     An operand of more than two dimensions is a stack of matrices, each with rows of its own. The weight of a
     convolution has the summed length in all dimensions but its first.
@@ -151,7 +151,7 @@ def _product_shape(kind: OpKind, rows: int, columns: int, depth: int) -> Product
         else:
             continue
         if rows % count == 0:
-            return ProductShape(rows=rows // count, columns=columns, depth=depth, count=count, weight_format=meta.dtype)
+            return MatmulShape(rows=rows // count, columns=columns, depth=depth, count=count, weight_format=meta.dtype)
     return None
 
 
@@ -183,7 +183,7 @@ def launches(pattern: AccessPattern) -> LaunchFormula:
 
 
 def helper_kernel(meta: TensorMeta) -> Kernel:
-    """A tensor copied into another layout beside the work of an op."""
+    """A tensor copied into another layout, in addition to the work of an op."""
     return Kernel(
         kind=KernelKind.VECTOR,
         dtype=meta.dtype,
@@ -196,8 +196,8 @@ def helper_kernel(meta: TensorMeta) -> Kernel:
 
 
 def compute_dtype(kind: OpKind) -> str:
-    """The type in which it computes: that of a weight's stored format if it has one, else that of the first operand."""
-    return product_dtype(meta.dtype for meta in kind.inputs or kind.outputs) or "float32"
+    """The type in which it computes: from a weight's stored format if it has one, else the first operand's."""
+    return matmul_dtype(meta.dtype for meta in kind.inputs or kind.outputs) or "float32"
 
 
 def reads_all(kind: OpKind) -> list[int]:
@@ -224,9 +224,9 @@ class Op:
 
     `price` gives FLOPs and bytes. `kernels` are what one run launches on a device, and `reads` the bytes that it must
     read of each input. `calibrated` names the measured families of a calibration that describe it and its size in them;
-    None: those of the ops it is made of, or a copy of as many bytes. `turned_weight` is the place of an operand that is
-    a weight as `[..., inputs, outputs]`, where others take `[outputs, inputs]`. `is_recorded_whole` keeps a composite
-    op as one op of a trace, without its parts. `has_scratch` is False where it holds nothing beside its result.
+    None: the ops it is made of describe it, or a copy of as many bytes does. `turned_weight` is the place of an operand
+    that is a weight as `[..., inputs, outputs]`, where others take `[outputs, inputs]`. `is_recorded_whole` keeps a
+    composite op as one op of a trace, without its parts. `has_scratch` is False where it holds nothing but its result.
     """
 
     price: Formula
@@ -243,7 +243,7 @@ class Op:
 
 
 def registered(table: Mapping[str, Op]) -> dict[str, Op]:
-    """Name -> op, from a table whose keys list names that share every facet; one without a namespace is of aten."""
+    """Name -> op, from a table with lists of names as keys, equal in every facet; a bare name is in aten."""
     return joined(
         {packet_of(name if "." in name else f"aten.{name}"): op}
         for names, op in table.items()
@@ -253,9 +253,9 @@ def registered(table: Mapping[str, Op]) -> dict[str, Op]:
 
 def joined(tables: Iterable[Mapping[str, Op]]) -> dict[str, Op]:
     """One table of all; an op that is registered twice raises, since one record would silently win."""
-    found: dict[str, Op] = {}
+    joined_table: dict[str, Op] = {}
     for table in tables:
-        if twice := found.keys() & table.keys():
+        if twice := joined_table.keys() & table.keys():
             raise ValueError(f"ops registered twice: {', '.join(sorted(twice))}")
-        found.update(table)
-    return found
+        joined_table.update(table)
+    return joined_table

@@ -21,7 +21,7 @@ from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.attention import SOFTMAX_STEPS
 from llm_perf_opt.ops.cost import OpCost, bytes_of, elements
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind, Op, OpRole, compute_dtype, registered
 
 _SCORE_STEPS = SOFTMAX_STEPS + 1  # and the scale
@@ -68,12 +68,12 @@ def _named(kind: OpKind, name: str) -> list[TensorMeta]:
 
 
 def _cache_format(kind: OpKind) -> str:
-    found = _named(kind, CACHE)
-    return found[0].dtype if found else kind.inputs[1].dtype
+    caches = _named(kind, CACHE)
+    return caches[0].dtype if caches else kind.inputs[1].dtype
 
 
 def _values_bytes(kind: OpKind, values: int) -> int:
-    """What so many values take in the type of the cache."""
+    """What this many values take in the type of the cache."""
     return tensor_bytes(TensorMeta((values,), _cache_format(kind), ""))
 
 
@@ -124,7 +124,7 @@ def latent_attention(kind: OpKind) -> OpCost:
 
 
 def latent_kernels(kind: OpKind, _: OpCost | None = None) -> tuple[Kernel, ...]:
-    """Attention, and the products that take queries, keys and values into the latent space or out of it."""
+    """Attention, and the matmuls that take queries, keys and values into the latent space or out of it."""
     return _absorbed(kind) if kind.arguments["new_tokens"] == 1 else _expanded(kind)
 
 
@@ -136,7 +136,7 @@ def _absorbed(kind: OpKind) -> tuple[Kernel, ...]:
     item = _item_bytes(kind.inputs[0])
     attention_bytes = rows * heads * (latent + rank) * item + _values_bytes(kind, rows * step.keys * latent)
     return (
-        _product(kind, rows, columns=rank, depth=plain, count=heads),
+        _matmul(kind, rows, columns=rank, depth=plain, count=heads),
         Kernel(
             kind=KernelKind.ATTENTION,
             dtype=compute_dtype(kind),
@@ -147,7 +147,7 @@ def _absorbed(kind: OpKind) -> tuple[Kernel, ...]:
             queries=1,
             shape=_latent_shape(kind, width=latent, value_width=rank, key_heads=1),
         ),
-        _product(kind, rows, columns=value, depth=rank, count=heads),
+        _matmul(kind, rows, columns=value, depth=rank, count=heads),
     )
 
 
@@ -159,7 +159,7 @@ def _expanded(kind: OpKind) -> tuple[Kernel, ...]:
     flops_per_pair = 2 * heads * (plain + rotary + value)
     expanded = step.sequences * step.keys * heads * (plain + rotary + value) * _item_bytes(kind.inputs[0])
     return (
-        _product(kind, step.sequences * step.keys, columns=heads * (plain + value), depth=rank, count=1),
+        _matmul(kind, step.sequences * step.keys, columns=heads * (plain + value), depth=rank, count=1),
         Kernel(
             kind=KernelKind.ATTENTION,
             dtype=compute_dtype(kind),
@@ -189,11 +189,11 @@ def _latent_shape(kind: OpKind, *, width: int, value_width: int, key_heads: int)
     )
 
 
-def _product(kind: OpKind, rows: int, *, columns: int, depth: int, count: int) -> Kernel:
-    """A product with the weight that expands latent vectors, or with the part of it that belongs to each head."""
+def _matmul(kind: OpKind, rows: int, *, columns: int, depth: int, count: int) -> Kernel:
+    """A matmul with the weight that expands latent vectors, or with the part of it that belongs to each head."""
     weights = columns * depth * count
-    found = _named(kind, "kv_b_proj")
-    share = bytes_of(found) * weights // max(1, elements(found[0])) if found else 0
+    projection = _named(kind, "kv_b_proj")
+    share = bytes_of(projection) * weights // max(1, elements(projection[0])) if projection else 0
     moved = rows * count * (columns + depth) * _item_bytes(kind.inputs[0]) + share
     return Kernel(
         kind=KernelKind.MATMUL,
@@ -203,12 +203,12 @@ def _product(kind: OpKind, rows: int, *, columns: int, depth: int, count: int) -
         bytes_moved=moved,
         rows=rows,
         weights=weights,
-        shape=ProductShape(
+        shape=MatmulShape(
             rows=rows,
             columns=columns,
             depth=depth,
             count=count,
-            weight_format=found[0].dtype if found else compute_dtype(kind),
+            weight_format=projection[0].dtype if projection else compute_dtype(kind),
         ),
     )
 

@@ -13,7 +13,7 @@ from llm_perf_opt.ops.cost import OpCost, bytes_in_and_out, elements_of, operand
 from llm_perf_opt.ops.op import Op, registered
 
 _WEIGHT_NAMES = frozenset({"params", "weight", "weight0", "weight1", "w_ih", "w_hh"})
-_STEPS_PER_GATE_VALUE = 8  # sums of the two products and two biases, the activation, the update of the state
+_STEPS_PER_GATE_VALUE = 8  # sums of the two matmuls and two biases, the activation, the update of the state
 
 
 def recurrent(kind: OpKind) -> OpCost | None:

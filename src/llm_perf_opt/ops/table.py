@@ -21,7 +21,7 @@ from llm_perf_opt.ops import (
     engine_layers,
     grouped_experts,
     linear_algebra,
-    matrix_products,
+    matmuls,
     memory,
     paged_attention,
     recurrent,
@@ -42,9 +42,9 @@ from llm_perf_opt.ops.op import (
 )
 
 CLASSES: Mapping[str, Op] = {**memory.CLASSES, **vector.CLASSES}
-_WITH_COPIES = frozenset({"aten.matmul"})  # operands whose batch dimensions are no single stride are copied first
+_WITH_COPIES = frozenset({"aten.matmul"})  # operands with batch dimensions of no single stride are copied first
 _FAMILIES = (
-    matrix_products,
+    matmuls,
     grouped_experts,
     attention,
     convolution,
@@ -96,8 +96,8 @@ def op_family(name: str) -> WorkFamily:
 def price(kind: OpKind) -> OpCost | None:
     """What one run of `kind` costs, or None: unknown, which is never the same as free.
 
-    An op whose every output is one of its inputs' memory and that writes nothing (`reshape` of contiguous data,
-    `dropout` outside training) did nothing, whatever its name. Expanded inputs count as if they were stored: shapes are
+    An op that returns only its inputs' memory and writes nothing (`reshape` of contiguous data, `dropout` outside
+    training) did nothing, whatever its name. Expanded inputs count as if they were stored: shapes are
     all there is.
     """
     if _only_aliases(kind):
@@ -139,7 +139,7 @@ def _sum_of_parts(kind: OpKind) -> OpCost | None:
 def kernels_of(kind: OpKind) -> tuple[Kernel, ...]:
     """The kernels that one run of `kind` launches; an op without a price launches one of unknown work.
 
-    A view launches nothing, and a composite op what its parts launch. What a product launches beside its own kernel
+    A view launches nothing, and a composite op what its parts launch. What a matmul launches in addition
     prepares its operands.
     """
     cost = price(kind)
@@ -170,6 +170,7 @@ def only_fills(kind: OpKind) -> bool:
     return op is not None and op.price is memory.fill
 
 
+@lru_cache(maxsize=65536)
 def bytes_read(kind: OpKind) -> tuple[int, ...]:
     """Per input: how much of it the op reads at least. What is overwritten need not be read."""
     if not touches_memory(kind):
@@ -185,7 +186,7 @@ MODULE_CALL = CalibratedWork(
     family="module_call", dtype="any", sizes={"calls": CALLS_TOGETHER}, times=1 / CALLS_TOGETHER
 )
 
-ScatteredInputs = frozenset[int]  # places of an op's inputs whose rows do not lie together in memory
+ScatteredInputs = frozenset[int]  # places of an op's inputs with rows that are not contiguous in memory
 _IF_SCATTERED = {"regrouping": "scattered_copy", "resampling": "scattered_resampling"}
 
 
@@ -221,8 +222,8 @@ def _contiguous_work(kind: OpKind) -> tuple[CalibratedWork, ...] | None:
         except (LookupError, TypeError, ValueError, ZeroDivisionError):
             return None  # the record holds less than the formula needs: some tracers see no shapes
     if kind.parts:
-        found = [_contiguous_work(part) for part in kind.parts]
-        return None if None in found else tuple(work for works in found if works for work in works)
+        works_of_parts = [_contiguous_work(part) for part in kind.parts]
+        return None if None in works_of_parts else tuple(work for works in works_of_parts if works for work in works)
     cost = price(kind)
     if cost is None:
         return None

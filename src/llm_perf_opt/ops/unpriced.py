@@ -19,22 +19,22 @@ _NIBBLES_PER_BYTE = 2
 def flops_bound(kind: OpKind) -> int | None:
     """An upper bound of the matrix FLOPs of an unknown op, the largest of three; None for one that shows no tensor.
 
-    It holds if the op is one matrix product, one convolution with kernels as torch lays them out, or a chain in which
-    every input of two dimensions or more is a factor of one product, such as attention, a gated MLP or a recurrent
+    It holds if the op is one matmul, one convolution with kernels as torch lays them out, or a chain in which
+    every input of two dimensions or more is a factor of one matmul, such as attention, a gated MLP or a recurrent
     layer. An op that iterates, or reads weights that are not among its arguments, may do more.
     """
     if not kind.inputs and not kind.outputs:
         return None
     result = elements_of(kind.outputs) if kind.outputs else max(map(elements, kind.inputs))
-    return 2 * max(_product(kind.inputs, result), _chain(kind, result), *_convolutions(kind))
+    return 2 * max(_matmul(kind.inputs, result), _chain(kind, result), *_convolutions(kind))
 
 
-def _product(inputs: Sequence[TensorMeta], result: int) -> int:
-    """Multiply-adds of one product of the two largest inputs.
+def _matmul(inputs: Sequence[TensorMeta], result: int) -> int:
+    """Multiply-adds of one matmul of the two largest inputs.
 
     By the Loomis-Whitney inequality, contracting A and B into C takes at most `sqrt(|A| |B| |C|)`: each is a point in a
     box, and A, B and C are the shadows of all points on three of its faces. `mm` reaches the bound, a batch of b
-    products stays below it by `sqrt(b)`. A single input is taken as both factors.
+    matmuls stays below it by `sqrt(b)`. A single input is taken as both factors.
     """
     factors = sorted(map(_values, inputs), reverse=True)[:2] or [1]
     square = factors[0] * factors[-1] * result
@@ -47,21 +47,21 @@ def _values(meta: TensorMeta) -> int:
 
 
 def _chain(kind: OpKind, result: int) -> int:
-    """Multiply-adds of as many products as there are factors less one; 0 where that is a single product.
+    """Multiply-adds of as many matmuls as there are factors less one; 0 where that is a single matmul.
 
     Each sums over one dimension of a factor for every element of the first operand or of the result. In attention that
     is the number of keys: `|q| * keys` for the scores and `|out| * keys` for the sum. Keys that a table of indices
     looks up in pages lie along several dimensions.
     """
     factors = [meta for meta in kind.inputs if len(meta.shape) > 1 and _may_be_factor(meta)]
-    products = _factor_count(factors, result) - 1
-    if products < 2:
+    matmuls = _factor_count(factors, result) - 1
+    if matmuls < 2:
         return 0
     rows = {meta.shape[:-1] for meta in kind.outputs}
     operands = [meta for meta in factors if meta.shape[:-1] in rows] or factors
     is_paged = any(len(meta.shape) > 1 and not _may_be_factor(meta) for meta in kind.inputs if meta.dtype != "bool")
     return max(
-        products * max(elements(operand), result) * max(_summed(other, is_paged) for other in _others(factors, index))
+        matmuls * max(elements(operand), result) * max(_summed(other, is_paged) for other in _others(factors, index))
         for index, operand in enumerate(factors)
         if operand in operands
     )
@@ -98,9 +98,9 @@ def _convolutions(kind: OpKind) -> Iterator[int]:
         for output in (meta.shape for meta in kind.outputs):
             if spatial < 1 or len(image) != len(output) or len(image) not in (spatial + 1, spatial + 2):
                 continue
-            if image == kernels:  # keys and values, whose channels always fit
+            if image == kernels:  # keys and values: their channels always fit
                 continue
-            if _is_batched_product(image, kernels, output) or _is_batched_product(kernels, image, output):
+            if _is_batched_matmul(image, kernels, output) or _is_batched_matmul(kernels, image, output):
                 continue
             if _has_channels(image, kernels, output, spatial):
                 yield math.prod(output) * math.prod(kernels[1:])
@@ -116,5 +116,5 @@ def _has_channels(image: Shape, kernels: Shape, output: Shape, spatial: int) -> 
     )
 
 
-def _is_batched_product(left: Shape, right: Shape, result: Shape) -> bool:
+def _is_batched_matmul(left: Shape, right: Shape, result: Shape) -> bool:
     return left[:-2] == right[:-2] and left[-1] == right[-2] and result == (*left[:-1], right[-1])

@@ -33,7 +33,7 @@ _WHOLE_LOOP = 4096  # an inner loop this long is as good as one over everything
 
 
 def pointwise(steps: int) -> Formula:
-    """So many steps on every element of the first output, or of the first input where the op only writes into it."""
+    """`steps` on every element of the first output, or of the first input where the op only writes into it."""
 
     def price(kind: OpKind) -> OpCost:
         worked = elements((kind.outputs or kind.inputs)[0])
@@ -48,7 +48,7 @@ def pointwise_list(kind: OpKind) -> OpCost:
 
 
 def reduction(steps: int) -> Formula:
-    """So many steps on every element of the first input, or of the output where that is larger (`max` of two)."""
+    """`steps` on every element of the first input, or of the output where that is larger (`max` of two)."""
 
     def price(kind: OpKind) -> OpCost:
         worked = max(elements(meta) for meta in (kind.inputs[0], *kind.outputs))
@@ -98,7 +98,7 @@ def pool(rank: int) -> Formula:
 
 
 def resampling(taps: int) -> Formula:
-    """Every output value is a weighted sum of so many neighbours, two steps for each."""
+    """Every output value is a weighted sum of this many neighbours, two steps for each."""
 
     def price(kind: OpKind) -> OpCost:
         return OpCost(vector_flops=2 * taps * elements(kind.outputs[0]), bytes_moved=bytes_in_and_out(kind))

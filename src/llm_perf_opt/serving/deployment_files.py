@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llm_perf_opt.core.output_files import make_folder, require_free, write_together
+from llm_perf_opt.core.units import format_number_of
 from llm_perf_opt.serving.engine_command import (
     FLAG_SOURCES,
     FOLDER_IN_CONTAINER,
@@ -59,8 +60,8 @@ def _remarks(deployment: EngineDeployment, *more: str) -> str:
     """Comments for the head of a file."""
     lines = (
         f"{deployment.engine} {deployment.version}. Flags: {FLAG_SOURCES[deployment.engine]}.",
-        f"{deployment.replicas} x {deployment.gpus} GPUs of the device {_plain(deployment.device.id)}, "
-        f"plan of a replica: {deployment.settings.plan.describe()}.",
+        f"{format_number_of(deployment.replicas, 'replica')} of {format_number_of(deployment.gpus, 'GPU')} "
+        f"({_plain(deployment.device.id)}); plan of a replica: {deployment.settings.plan.describe()}.",
         *deployment.notes(),
         *more,
     )
@@ -146,7 +147,7 @@ def _scalar(value: object) -> str:
 
 
 def _escaped(character: str) -> str:
-    """As YAML writes it; JSON's pairs of surrogates would be two characters there."""
+    """The character as YAML writes it; JSON's surrogate pairs would be two characters there."""
     code = ord(character)
     if 0x20 <= code < 0x7F:
         return f"\\{character}" if character in '"\\' else character

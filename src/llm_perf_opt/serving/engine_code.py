@@ -49,13 +49,16 @@ def trace_named(
     code: str = ModelCode().code,
     **workload: Any,
 ) -> TracedRun:
-    """A model by its name or folder, without weights: its own code, or with `code` that of an engine."""
+    """A model by its name or folder, without weights: its own code, or with `code` the code of an engine."""
     named, plan = find_model(source, trust_remote_code), taken_plan(workload)
-    stored: dict[str, Any] = {"weights": weights, "cache": cache, "routing": routing}
     if ModelCode.make(code=code) != ModelCode():
         workload.pop("copies_key_heads", None)  # its own code does
-        return trace_engine_code(named, None, plan, workload, trusts=trust_remote_code, **stored)
-    origin = find_origin(named, trust_remote_code=trust_remote_code, **stored, **workload)
+        return trace_engine_code(
+            named, None, plan, workload, weights=weights, cache=cache, routing=routing, trusts=trust_remote_code
+        )
+    origin = find_origin(
+        named, weights=weights, cache=cache, routing=routing, trust_remote_code=trust_remote_code, **workload
+    )
     return trace_ranks(origin, plan) if plan.is_spread else trace_origin(origin)
 
 
@@ -74,10 +77,10 @@ def trace_engine_code(
     events: bool = False,
 ) -> TracedRun:
     """One rank of each kind of the plan as vLLM runs it; the first with the others."""
-    asked = Workload.make(**workload)
+    wanted = Workload.make(**workload)
     ranks = plan.kinds_of_rank()
     seen = device_of(find_hardware(DEFAULT_DEVICE) if hardware is None else hardware)
-    job = _job(model, asked, plan, SeenDevice.of(seen), routing=routing, cache=cache, trusts=trusts)
+    job = _job(model, wanted, plan, SeenDevice.of(seen), routing=routing, cache=cache, trusts=trusts)
     deployment = Deployment.make(device=hardware_id(hardware), weights=weights)
     phases = [*(["prefill"] if job.prompt_tokens else []), *(["decode", "chunk"] if job.decode_steps else [])]
     folders = [rank_folder(out, rank, ranks) for rank in ranks]
@@ -87,16 +90,16 @@ def trace_engine_code(
     with VllmProcess(find()) as process, scratch_folder() as scratch:
         for rank, folder in zip(ranks, folders, strict=True):
             graphs = _traced(process, replace(job, plan=plan.of_rank(rank), out=str(scratch / str(rank))))
-            kept = redeployed(_with_events(graphs) if events else graphs, deployment)
-            kept = _as_named(model, kept)
-            files = () if folder is None else write_graphs(kept, folder, force=force)
-            traces.append(TracedRun(name=str(model), graphs=kept, files=files))
+            written = redeployed(_with_events(graphs) if events else graphs, deployment)
+            written = _as_named(model, written)
+            files = () if folder is None else write_graphs(written, folder, force=force)
+            traces.append(TracedRun(name=str(model), graphs=written, files=files))
     return replace(traces[0], others=tuple(traces[1:]))
 
 
 def _job(
     model: object,
-    asked: Workload,
+    workload: Workload,
     plan: ParallelPlan,
     device: SeenDevice,
     *,
@@ -104,20 +107,22 @@ def _job(
     cache: str | None,
     trusts: bool,
 ) -> TraceJob:
-    _refuse_what_vllm_lacks(asked, plan)
+    _refuse_what_vllm_lacks(workload, plan)
     folder = _folder_of(model)
-    prompt = DEFAULT_PROMPT_TOKENS if asked.prompt_tokens is None else asked.prompt_tokens
-    refuse_workload(batch=asked.batch, tokens=prompt, decode_steps=asked.decode_steps, new_tokens=asked.new_tokens)
+    prompt = DEFAULT_PROMPT_TOKENS if workload.prompt_tokens is None else workload.prompt_tokens
+    refuse_workload(
+        batch=workload.batch, tokens=prompt, decode_steps=workload.decode_steps, new_tokens=workload.new_tokens
+    )
     return TraceJob(
         model=str(folder),
         out="",
         device=device,
         plan=plan,
-        batch=asked.batch,
+        batch=workload.batch,
         prompt_tokens=prompt,
-        new_tokens=asked.new_tokens,
-        decode_steps=asked.decode_steps,
-        dtype=asked.dtype,
+        new_tokens=workload.new_tokens,
+        decode_steps=workload.decode_steps,
+        dtype=workload.dtype,
         cache_dtype=_cache(cache),
         routing="uniform" if routing is None else routing,
         trust_remote_code=trusts,
@@ -136,11 +141,11 @@ def _with_events(graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
 
 
 def _as_named(model: object, graphs: tuple[CallGraph, ...]) -> tuple[CallGraph, ...]:
-    """Of a model that was found by its name: that name in place of its folder's, and where the folder came from."""
+    """The graphs with the name by which the model was found, and a note on where its folder came from."""
     if not isinstance(model, NamedModel) or not model.source:
         return graphs
-    told = f"Configuration of {model.name}: {model.source}."
-    return tuple(replace(graph, model=model.name, notes=(told, *graph.notes)) for graph in graphs)
+    origin_note = f"Configuration of {model.name}: {model.source}."
+    return tuple(replace(graph, model=model.name, notes=(origin_note, *graph.notes)) for graph in graphs)
 
 
 def _folder_of(model: object) -> Path:
@@ -167,20 +172,20 @@ def _cache(name: str | None) -> str:
     return CACHE_ARGUMENTS[dtype]
 
 
-def _refuse_what_vllm_lacks(asked: Workload, plan: ParallelPlan) -> None:
+def _refuse_what_vllm_lacks(workload: Workload, plan: ParallelPlan) -> None:
     if plan.fsdp > 1 or plan.plan is not None:
         raise UsageError(
             "vLLM's code runs neither fully sharded nor by a file of rules.",
-            why="its layers say themselves how they are spread",
+            why="its layers decide how they are sharded",
             fix="leave --fsdp and --plan out; --tp, --ep and --pp say how many ranks there are",
         )
     if plan.ep not in (1, plan.tp):
         raise UsageError(
-            f"vLLM does not spread experts over {plan.ep} of {plan.tp} ranks.",
-            why="with expert parallelism each rank of a stage holds experts of its own",
+            f"vLLM does not divide the experts among {plan.ep} of {plan.tp} ranks.",
+            why="with expert parallelism each rank of a stage holds whole experts",
             fix=f"give --ep {plan.tp}, or leave it out",
         )
-    if asked.attention is not None:
+    if workload.attention is not None:
         raise UsageError(
             "vLLM chooses its attention itself.", why="--attention names code of the model", fix="leave --attention out"
         )

@@ -81,7 +81,7 @@ class EngineDeployment:
             raise ValueError(f"a plan of {self.settings.plan.dp} replicas for {self.replicas}")
         if self.engine not in FLAG_SOURCES:
             raise UsageError(
-                f"There is no command of an engine {self.engine!r}.",
+                f"There is no command for an engine {self.engine!r}.",
                 why=f"known are {', '.join(FLAG_SOURCES)}",
                 fix="choose one of these",
             )
@@ -102,12 +102,12 @@ class EngineDeployment:
 
     @property
     def gpus(self) -> int:
-        """Of one replica."""
+        """The GPUs of one replica."""
         return self.settings.plan.replica_ranks
 
     @property
     def version(self) -> str:
-        """Of the engine whose flags these are."""
+        """The version of the engine that takes these flags."""
         return {"vllm": checked_versions()[0].version, "sglang": SGLANG_VERSION, "trtllm": TRTLLM_VERSION}[self.engine]
 
     @property
@@ -127,23 +127,23 @@ class EngineDeployment:
 
     @property
     def dtype(self) -> str:
-        """Of the activations, and of weights that are not quantised."""
+        """The type of the activations, and of weights that are not quantised."""
         stored = stored_dtype(self.weights) if self.weights else ""
         return stored if stored in _SIXTEEN_BITS else self.settings.dtype
 
     def notes(self) -> tuple[str, ...]:
-        """What the files alone do not bring about."""
-        found = []
+        """What the files alone do not do."""
+        notes = []
         if self.weights and self.quantisation is None and stored_dtype(self.weights) not in _SIXTEEN_BITS:
-            found.append(f"The plan assumes weights in {self.weights}: name a checkpoint that has them.")
+            notes.append(f"The plan assumes weights in {self.weights}: name a checkpoint that stores them so.")
         if self.gpus_per_machine is not None and self.gpus > self.gpus_per_machine:
-            found.append(
-                f"A replica has {self.gpus} GPUs and a machine {self.gpus_per_machine}: "
-                "these files start a replica on one machine."
+            notes.append(
+                f"A replica has {self.gpus} GPUs and a machine has {self.gpus_per_machine}: "
+                "these files start a replica on one machine only."
             )
         if self.engine != "vllm" and _memory_share(self) is None:
-            found.append("The share of memory for weights and cache is left to the engine.")
-        return tuple(found)
+            notes.append("The share of memory for weights and cache is left to the engine.")
+        return tuple(notes)
 
 
 def _require_name(model: str) -> None:
@@ -154,8 +154,8 @@ def _require_name(model: str) -> None:
         is_text = False
     if not is_text or not model.strip() or model.startswith("-"):
         raise UsageError(
-            f"An engine cannot be given the model {model!r}.",
-            why="the name is empty, is no text, or begins with a dash and would be read as a flag",
+            f"An engine cannot take the model name {model!r}.",
+            why="the name is empty, is not text, or begins with a dash and would be read as a flag",
             fix="rename the folder, or write ./ before its name",
         )
 
@@ -166,16 +166,16 @@ def _require_plan(deployment: EngineDeployment) -> None:
     if plan.fsdp > 1:
         reason = "no engine shards the weights and gathers them to run (fsdp)"
     elif engine == "vllm" and 1 < plan.ep < plan.stage_ranks:
-        reason = f"vLLM spreads experts over all {plan.stage_ranks} ranks of a stage, not over {plan.ep} of them"
+        reason = f"vLLM divides the experts among all {plan.stage_ranks} ranks of a stage, not among {plan.ep} of them"
     elif engine == "trtllm" and plan.attention_dp > 1 and plan.tp > 1:
         reason = "with data-parallel attention, every rank of TensorRT-LLM is a group: tp must be 1"
     elif engine != "vllm" and (deployment.settings.more or deployment.settings.cache_blocks):
         reason = "the settings have arguments of vLLM"
     elif engine != "vllm" and deployment.settings.cache_dtype not in _CACHE_TYPES[engine]:
-        reason = f"a cache of {deployment.settings.cache_dtype} is vLLM's"
+        reason = f"a cache of {deployment.settings.cache_dtype} is known of vLLM alone"
     if reason:
         raise UsageError(
-            f"There is no command of {engine} for {plan.describe()}.", why=reason, fix="choose another plan or engine"
+            f"There is no {engine} command for {plan.describe()}.", why=reason, fix="choose another plan or engine"
         )
 
 
@@ -279,7 +279,7 @@ def _trtllm_flags(deployment: EngineDeployment) -> Iterator[str]:
 
 
 def trtllm_options(deployment: EngineDeployment) -> dict[str, object]:
-    """What trtllm-serve has no flag for; empty for other engines and where nothing is to say."""
+    """Options that trtllm-serve takes from a file alone; empty for other engines."""
     settings = deployment.settings
     if deployment.engine != "trtllm":
         return {}

@@ -44,13 +44,13 @@ def cache_argument(dtype: object) -> str:
     """What vLLM's `--kv-cache-dtype` says for keys and values of this dtype; None is the type of the model."""
     if dtype is None:
         return "auto"
-    if (found := CACHE_ARGUMENTS.get(str(dtype))) is None:
+    if (argument := CACHE_ARGUMENTS.get(str(dtype))) is None:
         raise UsageError(
             f"vLLM keeps no cache in {dtype}.",
             why=f"known are {', '.join(CACHE_ARGUMENTS)}",
             fix="choose --cache fp8, or leave it out",
         )
-    return found
+    return argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +78,5 @@ class EngineSettings:
 
     @property
     def ranks(self) -> int:
-        """Of one engine."""
+        """The settings of one engine."""
         return self.plan.tp * self.plan.pp

@@ -1,7 +1,7 @@
-"""What a serving engine holds beside weights and cache, version by version, and how much it runs at once by default.
+"""What a serving engine holds besides weights and cache, by version, and how much it runs at once by default.
 
 The rules are read in the engine's source, the amounts outside PyTorch in published start-up logs. No rule is fitted to
-the records that the tests compare with; the constants outside PyTorch of the older versions are those of a planner that
+the records that the tests compare with; the constants outside PyTorch of the older versions come from a planner that
 was calibrated on the same logs.
 """
 
@@ -58,7 +58,7 @@ class ServingEngine:
     sampler: SamplerKind
     keeps_expert_workspace: bool  # the buffers of the routed experts outlive the forward
     pads_encoder_outputs: bool  # the profile run stores every image as if it had a whole chunk of tokens
-    copies_mxfp4_scales: bool  # on Hopper: the swizzled scales stand beside those of the checkpoint
+    copies_mxfp4_scales: bool  # on Hopper: the swizzled scales are next to the scales of the checkpoint
     outside_torch_bytes: int
     outside_torch_parallel_bytes: int
     outside_torch_pipeline_bytes: int
@@ -163,14 +163,14 @@ ENGINES = {
 
 
 def engine_of_version(version: str) -> ServingEngine:
-    """Of a version of vLLM such as `0.19.0`."""
+    """The memory habits of a version of vLLM such as `0.19.0`."""
     numbers = tuple(int(part) for part in version.split("."))
-    found = [engine for first, engine in ENGINES.items() if first <= numbers]
-    if not found:
+    engines = [engine for first, engine in ENGINES.items() if first <= numbers]
+    if not engines:
         raise UsageError(
             f"How vLLM {version} uses memory is not known.", why="the oldest known is 0.11.0", fix="name a later one"
         )
-    return found[-1]
+    return engines[-1]
 
 
 DEFAULT_SERVING_ENGINE = VLLM_0_32  # the version that replays run
@@ -204,16 +204,16 @@ def default_limits(device: Device) -> BatchLimits:
 def visible_bytes(device: Device) -> int:
     """What a CUDA program sees of the device's memory: the driver keeps some of what it reports for itself.
 
-    0.5 GiB by default for NVIDIA cards whose memory was read from the driver. PyTorch and vLLM print 79.18 to 79.22 GiB
-    for an H100 of 81,559 MiB, 31.37 for an RTX 5090 of 32,607 MiB, 23.55 for an RTX 4090 of 24,564 MiB and 44.39 for a
-    card of 46,068 MiB: 0.43 to 0.60 GiB less. A nominal figure lies below both and is taken as it is.
+    The reserve is 0.5 GiB for NVIDIA cards where the memory was read from the driver. PyTorch and vLLM print 79.18 to
+    79.22 GiB for an H100 of 81,559 MiB, 31.37 for an RTX 5090 of 32,607 MiB, 23.55 for an RTX 4090 of 24,564 MiB and
+    44.39 for a card of 46,068 MiB: 0.43 to 0.60 GiB less. A nominal figure is below both and is taken as it is.
     """
     is_reported = device.vendor == "NVIDIA" and device.nominal_memory_bytes is not None
     return device.memory_bytes - (_DRIVER_RESERVE_BYTES if is_reported else 0)
 
 
 def cublas_workspace_bytes(device: Device) -> int:
-    """PyTorch's workspace for cuBLAS, which its allocator holds from the first product on.
+    """PyTorch's workspace for cuBLAS, which its allocator holds from the first matmul on.
 
     32 MiB on Hopper and data-centre Blackwell, 8,320 KiB elsewhere. Source: aten/src/ATen/cuda/CublasHandlePool.cpp.
     """

@@ -55,13 +55,13 @@ class RankMemory:
 
     @property
     def devices(self) -> int:
-        """That hold the model together."""
+        """The devices that hold the model together."""
         return self.plan.replica_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFit:
-    """The answer for one deployment. All bytes are those of one device; None is unknown.
+    """The answer for one deployment. All bytes are per device; None is unknown.
 
     `room_bytes` is what is left for the cache, negative where the weights alone are too much. `largest_context` is at
     most the trained length where that is known; `context_limit` says what ends it, and with `nothing` it is None.
@@ -124,15 +124,17 @@ def rank_memory(
     )
 
 
-def fullest_fit(
-    graphs: Sequence[CallGraph], device: Device, plan: ParallelPlan, *, context: int, limits: BatchLimits
-) -> ServingFit:
-    """Of the ranks of a plan the one with room for the fewest tokens: it sets how many blocks every rank hands out."""
-    fits = [
-        fit_of(rank_memory(graphs, device, plan=plan.of_rank(rank), limits=limits), device, batch=1, context=context)
-        for rank in plan.kinds_of_rank()
-    ]
-    return min(fits, key=_tokens)
+def memory_of_ranks(
+    graphs: Sequence[CallGraph], device: Device, plan: ParallelPlan, *, limits: BatchLimits
+) -> tuple[RankMemory, ...]:
+    """What each kind of rank of a plan holds, whatever the length of a sequence."""
+    ranks = (plan.of_rank(rank) for rank in plan.kinds_of_rank())
+    return tuple(rank_memory(graphs, device, plan=rank, limits=limits) for rank in ranks)
+
+
+def fullest_fit(memory: Sequence[RankMemory], device: Device, *, context: int) -> ServingFit:
+    """The rank of a plan with room for the fewest tokens: it sets how many blocks every rank hands out."""
+    return min((fit_of(rank, device, batch=1, context=context) for rank in memory), key=_tokens)
 
 
 def _tokens(fit: ServingFit) -> int:
@@ -177,7 +179,7 @@ def serving_fit(
 ) -> ServingFit:
     """Share of the memory - weights - working memory - what is outside PyTorch = room; the cache has to fit in it.
 
-    Every figure is that of one device. `memory_bytes` is what a program sees of it, by default the device's own figure
+    Every figure is per device. `memory_bytes` is what a program sees of it, by default the device's own figure
     less the driver's reserve.
     """
     _require(batch, context, devices, utilisation)
@@ -210,8 +212,8 @@ def serving_fit(
 def _require(batch: int, context: int, devices: int, utilisation: float) -> None:
     if min(batch, context, devices) < 1 or not 0 < utilisation <= 1:
         raise UsageError(
-            f"Cannot tell whether {batch} sequences of {context} tokens fit {devices} devices at {utilisation}.",
-            why="batch, context and devices begin at 1, and the share of the memory lies above 0 and at most at 1",
+            f"Cannot tell whether {batch} sequences of {context} tokens fit on {devices} devices at {utilisation}.",
+            why="batch, context and devices begin at 1, and the share of the memory is above 0 and at most 1",
             fix="give positive whole numbers, and a utilisation such as 0.9",
         )
 
@@ -261,11 +263,11 @@ _MOMENTS = {SAMPLING: "sampling", FORWARD: "the forward of a whole chunk"}
 
 
 def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
-    """One row per deployment of the same batch and context; bytes are those of one device."""
-    asked = {(fit.batch, fit.context) for fit in fits}
-    if len(asked) != 1:
-        raise ValueError(f"a table of serving fits is about one batch and one context, not about {sorted(asked)}")
-    batch, context = asked.pop()
+    """One row per deployment of the same batch and context; bytes are per device."""
+    questions = {(fit.batch, fit.context) for fit in fits}
+    if len(questions) != 1:
+        raise ValueError(f"a table of serving fits is about one batch and one context, not about {sorted(questions)}")
+    batch, context = questions.pop()
     return table_of(
         f"Does it serve {batch:,} {'sequence' if batch == 1 else 'sequences'} of {context:,} tokens?",
         fits,
@@ -300,27 +302,27 @@ def traced_fit(graphs: Sequence[CallGraph], device: Device) -> TracedFit | None:
 
 
 def fullest_traced_fit(kinds: Sequence[Sequence[CallGraph]], device: Device) -> TracedFit | None:
-    """The same for the phases of each kind of rank: of the rank that holds the fewest tokens."""
-    found = [traced_fit(graphs, device) for graphs in kinds]
-    known = [one for one in found if one is not None]
-    return min(known, key=lambda one: _tokens(one[1])) if len(known) == len(found) else None
+    """The traced fit of the rank that holds the fewest tokens, among all kinds of rank."""
+    fits = [traced_fit(graphs, device) for graphs in kinds]
+    known = [fit for fit in fits if fit is not None]
+    return min(known, key=lambda fit: _tokens(fit[1])) if len(known) == len(fits) else None
 
 
 def _collectives(graph: CallGraph) -> Iterator[Collective]:
-    return (found for kind in graph.op_kinds if (found := collective_of(kind)) is not None)
+    return (collective for kind in graph.op_kinds if (collective := collective_of(kind)) is not None)
 
 
-def _gathers_weights(found: Collective, plan: ParallelPlan) -> bool:
-    """Fully sharded ranks lie as far apart as there are ranks of tensor parallelism."""
-    is_fully_sharded = found.group.size == plan.fsdp > 1 and found.group.stride == plan.tp
-    return found.kind is CollectiveKind.ALL_GATHER and is_fully_sharded
+def _gathers_weights(collective: Collective, plan: ParallelPlan) -> bool:
+    """Fully sharded ranks are as far apart as there are ranks of tensor parallelism."""
+    is_fully_sharded = collective.group.size == plan.fsdp > 1 and collective.group.stride == plan.tp
+    return collective.kind is CollectiveKind.ALL_GATHER and is_fully_sharded
 
 
-def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
+def with_serving_fit(report: Report, traced: TracedFit | None) -> Report:
     """The report with the answer for the traced batch and context; as it is where nothing was decoded."""
-    if found is None:
+    if traced is None:
         return report
-    needs, fit = found
+    needs, fit = traced
     return replace(
         report,
         tables=(*report.tables, serving_fit_table([fit])),
@@ -329,7 +331,7 @@ def with_serving_fit(report: Report, found: TracedFit | None) -> Report:
 
 
 def serving_notes(needs: RankMemory, fit: ServingFit) -> Iterator[Note]:
-    """What the answer rests on, and what limits it."""
+    """What the answer rests on, and what ends the context."""
     by_memory = ", both by memory alone" if fit.context_limit == BY_MEMORY else ""
     yield Note(
         f"{needs.engine.name} uses {format_ratio(fit.utilisation)} of the {format_bytes(fit.memory_bytes)} it sees; "
@@ -342,12 +344,12 @@ def serving_notes(needs: RankMemory, fit: ServingFit) -> Iterator[Note]:
         )
     if needs.devices > 1:
         yield Note(
-            f"Bytes are those of one rank of {needs.devices} that hold the model: matrices are divided, the cache as "
-            "far as there are key-value heads."
+            f"Bytes are per rank; {needs.devices} ranks hold the model together. Weight matrices are sharded, and so "
+            "is the cache as far as there are key-value heads."
         )
     if needs.working is not None:
         yield Note(f"The working memory is largest in {_MOMENTS[needs.working.moment]}.")
     if fit.context_limit == BY_TRAINING:
-        yield Note("The largest context is the trained length; memory would allow more.")
+        yield Note("The largest context is the trained length; the memory would hold more.")
     if fit.context_limit == BY_NOTHING:
-        yield Note("The cache stops growing, so memory sets no limit to the context.")
+        yield Note("The cache stops growing, so the memory does not limit the context.")

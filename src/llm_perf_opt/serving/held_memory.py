@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import found_once
@@ -18,6 +18,7 @@ from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.tensor_formats import tensor_bytes, untransposed, weight_format
 from llm_perf_opt.costs.memory.kv_cache import kv_cache
+from llm_perf_opt.costs.necessary.decoder_needs import decoder_needs
 from llm_perf_opt.serving.engines import MemoryTerm, ServingEngine, capability_major
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, Split, engine_blocks
 
@@ -26,7 +27,7 @@ BLOCK_TOKENS = 16  # vLLM's default block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayers:
-    """Layers whose caches grow alike: so many bytes for each token, and for no more than `window` tokens."""
+    """Layers with caches that grow alike: this many bytes for each token, and for no more than `window` tokens."""
 
     bytes_per_token: int  # all of these layers
     window: int | None = None
@@ -70,25 +71,25 @@ class CachePerSequence:
 
 
 def traced_plan(graph: CallGraph) -> ParallelPlan:
-    """That of the rank which was traced; one device where the model was traced whole."""
+    """The plan of the rank that was traced; one device where the whole model was traced."""
     return plan_in(graph.deployment) or ParallelPlan()
 
 
 def cache_per_sequence(
     graph: CallGraph, *, plan: ParallelPlan, stage: StageLayers | None = None
 ) -> CachePerSequence | None:
-    """The cache of the decoder whose step `graph` is, on one rank of a plan.
+    """The cache of a decoder on one rank of a plan; `graph` is one of its steps.
 
     Key-value heads are dealt out as far as they go: with more ranks than heads each head is held by several. A latent
-    cache has nothing to divide and is whole on every rank. What a decoder keeps of its encoder has the traced length
-    and does not grow. None: the step keeps nothing.
+    cache has nothing to divide and is replicated on every rank. What a decoder keeps of its encoder has the traced
+    length and does not grow. None: the step keeps nothing.
     """
     if kv_cache([graph]) is None:
         return None
     blocks = engine_blocks(graph)
     own, layers = (1, 1) if stage is None else (stage.end - stage.begin, stage.layers)
     growing: dict[int | None, int] = {}
-    fixed = -(-blocks.needs.state_bytes * traced_plan(graph).tp // plan.tp)
+    fixed = -(-decoder_needs(graph).state_bytes * traced_plan(graph).tp // plan.tp)
     for layer in blocks.attentions:
         held = layer.layers * layer.cached_bytes // min(plan.tp, blocks.key_heads(layer))
         if layer.encoded_keys is None:
@@ -118,7 +119,7 @@ def engine_weights(
     """The parts of an engine's weights on one rank of a plan, without those that are empty. Tied weights count once.
 
     Matrices are divided evenly among the ranks of tensor parallelism, stacks of experts also among the groups with
-    attention of their own; vectors are whole on every rank, and so is what `decode` shows that ranks repeat.
+    attention of their own; vectors are replicated on every rank, and so is what `decode` shows that ranks repeat.
     """
     stage = stage_of(graph, plan)
     weights = [weight for weight in _weights(graph) if stage is None or stage.holds(weight)]
@@ -126,7 +127,7 @@ def engine_weights(
     stages = 1 if stage is None else plan.pp
     repeated = 0 if decode is None or plan.tp == 1 else sum(_repeated(engine_blocks(decode), plan.tp)) // stages
     terms = (
-        MemoryTerm(name="weights as stored", bytes=repeated + sum(_share(graph, weight, plan) for weight in weights)),
+        MemoryTerm(name="weights as stored", bytes=repeated + sum(_shares(graph, weights, plan))),
         MemoryTerm(name="rotary tables", bytes=sum(_rotary_tables(graph).values())),
         MemoryTerm(
             name="swizzled copy of the mxfp4 scales, biases in float32",
@@ -155,14 +156,14 @@ def stage_of(graph: CallGraph, plan: ParallelPlan) -> StageLayers | None:
     """The stage of `plan.rank` in a model that was traced whole; None: there is one, or the trace is of a stage itself.
 
     As many layers for each, and what is left over to those before the last: vllm/distributed/utils.py, get_pp_indices.
-    What stands before the layers belongs to the first stage, what stands behind them to the last.
+    Weights before the layers belong to the first stage, weights behind them to the last.
     """
     if plan.pp == 1 or traced_plan(graph).pp > 1:
         return None
     numbers = {weight.name: _layer_number(weight.name) for weight in graph.parameters}
-    lists = Counter(found[0] for found in numbers.values() if found is not None)
+    lists = Counter(at[0] for at in numbers.values() if at is not None)
     decoder = max(lists, key=lambda name: (lists[name], name), default="")
-    of_layer = {name: found[1] for name, found in numbers.items() if found is not None and found[0] == decoder}
+    of_layer = {name: at[1] for name, at in numbers.items() if at is not None and at[0] == decoder}
     layers, place = max(of_layer.values(), default=-1) + 1, plan.stage_of(plan.rank or 0)
     counts = [layers // plan.pp + (0 < plan.pp - 1 - index <= layers % plan.pp) for index in range(plan.pp)]
     begin = sum(counts[:place])
@@ -197,27 +198,44 @@ def _weights(graph: CallGraph) -> Iterator[Parameter]:
         yield parameter
 
 
-def _share(graph: CallGraph, weight: Parameter, plan: ParallelPlan) -> int:
-    """Of one rank; a trace of a rank that does not say what it shares is taken as it is."""
+def _shares(graph: CallGraph, weights: Sequence[Parameter], plan: ParallelPlan) -> Iterator[int]:
+    """Bytes of each weight on one rank; a trace of a rank that does not say what it shares is taken as it is."""
     traced, replicated = traced_plan(graph), replicated_in(graph.deployment)
-    held = tensor_bytes(weight.meta)
-    if traced.fsdp > 1 or (traced.tp > 1 and replicated is None):
-        return held
-    whole = held if layer_pattern(weight.name) in (replicated or ()) else held * traced.tp
-    if (dimensions := len(weight.meta.shape)) < 2:
-        return whole
-    is_expert = dimensions == 3 or ".experts." in weight.name  # a stack of all, or one of them
-    return -(-whole // (plan.tp * (plan.attention_dp if is_expert else 1)))
+    for weight in weights:
+        held = tensor_bytes(weight.meta)
+        if traced.fsdp > 1 or (traced.tp > 1 and replicated is None):
+            yield held
+            continue
+        is_whole = bool(replicated) and layer_pattern(weight.name) in (replicated or ())
+        unshared_bytes = held if is_whole else held * traced.tp
+        dimensions = len(weight.meta.shape)
+        if dimensions < 2:
+            yield unshared_bytes
+            continue
+        is_expert = dimensions == 3 or ".experts." in weight.name  # a stack of all, or one of them
+        ranks = plan.tp * (plan.attention_dp if is_expert else 1)
+        is_cut = traced.tp > 1 and not is_whole
+        shape = None if is_cut else _share(weight.meta.shape, ranks, is_whole_experts=plan.ep > 1)
+        # A scale of the whole matrix is not divided with it.
+        yield -(-unshared_bytes // ranks) if shape is None else tensor_bytes(replace(weight.meta, shape=shape))
+
+
+def _share(shape: tuple[int, ...], ranks: int, *, is_whole_experts: bool) -> tuple[int, ...] | None:
+    """The part of a matrix, or of a stack of experts, on one of these ranks; None: it cannot be cut evenly."""
+    cut = 1 if len(shape) == 3 and not is_whole_experts else 0
+    if shape[cut] % ranks:
+        return None
+    return (*shape[:cut], shape[cut] // ranks, *shape[cut + 1 :])
 
 
 def _repeated(blocks: EngineBlocks, ranks: int) -> Iterator[int]:
-    """What a rank holds above its even share: products that are whole on each, and heads of keys that are too few."""
-    for product in blocks.products:
-        columns = product.columns if product.split is Split.WHOLE else product.key_columns
-        shares = 1 if product.split is Split.WHOLE else min(ranks, product.key_heads)
-        one = TensorMeta(shape=(columns, product.depth), dtype=product.weight_format, device="cuda")
-        whole = product.layers * tensor_bytes(one) if columns else 0
-        yield whole // shares - whole // ranks
+    """What a rank holds above its even share: replicated matmuls, and key heads where there are fewer than ranks."""
+    for matmul in blocks.matmuls:
+        columns = matmul.columns if matmul.split is Split.REPLICATED else matmul.key_columns
+        shares = 1 if matmul.split is Split.REPLICATED else min(ranks, matmul.key_heads)
+        matrix = TensorMeta(shape=(columns, matmul.depth), dtype=matmul.weight_format, device="cuda")
+        matrix_bytes = matmul.layers * tensor_bytes(matrix) if columns else 0
+        yield matrix_bytes // shares - matrix_bytes // ranks
 
 
 def _rotary_tables(graph: CallGraph) -> dict[tuple[int, int], int]:

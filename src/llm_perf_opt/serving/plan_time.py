@@ -22,7 +22,7 @@ class PlanTime:
     lower_bound_s: float | None
     low_s: float
     high_s: float
-    expected_s: float | None  # None: the source of the times gives ends alone
+    expected_s: float | None  # None: the source of the times gives low and high alone
 
 
 def plan_times(plan: ParallelPlan, kinds: Sequence[RankFigures]) -> dict[str, PlanTime | None]:
@@ -31,10 +31,10 @@ def plan_times(plan: ParallelPlan, kinds: Sequence[RankFigures]) -> dict[str, Pl
 
 
 def _over_stages(plan: ParallelPlan, kinds: Sequence[RankFigures], phase: str) -> PlanTime | None:
-    """The phase over all pipeline stages; without a pipeline that of the slowest kind of rank."""
-    found = [(kind, one.time) for kind in kinds for one in kind.phases if one.phase == phase]
-    times = [(_stages(plan, kind), time) for kind, time in found if time is not None]
-    if not times or len(times) < len(found):
+    """The phase over all pipeline stages; without a pipeline the time of the slowest kind of rank."""
+    stage_times = [(kind, figures.time) for kind in kinds for figures in kind.phases if figures.phase == phase]
+    times = [(_stages(plan, kind), time) for kind, time in stage_times if time is not None]
+    if not times or len(times) < len(stage_times):
         return None
     if plan.pp == 1:
         return _of_slowest([time for _, time in times])

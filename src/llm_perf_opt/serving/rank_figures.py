@@ -1,4 +1,4 @@
-"""What one rank of each kind holds, runs and exchanges in every phase, and how equal the kinds are."""
+"""What one rank of each kind holds, runs and communicates in every phase, and how equal the kinds are."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class RankTime:
     lower_bound_s: float | None
     low_s: float
     high_s: float
-    expected_s: float | None = None  # None: the source gives ends alone
+    expected_s: float | None = None  # None: the source gives low and high alone
     communication: Band | None
     exposed: Band | None
     weights_s: float | None
 
     @property
     def exposed_share(self) -> float | None:
-        """Of the high edge of the phase, the communication that nothing hides."""
+        """Communication that nothing hides, over the high estimate of the phase."""
         return None if self.exposed is None or not self.high_s else self.exposed.high / self.high_s
 
 
@@ -79,7 +79,7 @@ class RankPhase:
 
     @property
     def sent_bytes(self) -> int | None:
-        """By this rank to others, in all collectives; None while one of them is unknown."""
+        """Bytes that this rank sends in all collectives; None while one of them is unknown."""
         known = [collective.sent_bytes for collective in self.collectives if collective.sent_bytes is not None]
         return sum(known) if len(known) == len(self.collectives) else None
 
@@ -88,7 +88,7 @@ class RankPhase:
 class RankFigures:
     """One kind of rank: `rank` stands for `ranks` of them, all replicas counted.
 
-    `replicated` are weights that every rank holds whole; None: the trace does not say. `serving` is whether the device
+    `replicated` are the replicated weights; None: the trace does not say. `serving` is whether the device
     serves the traced batch; None: no device, or no decode step.
     """
 
@@ -101,13 +101,13 @@ class RankFigures:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the phase with the most, which is all of them where the phases share one model."""
+        """Weights of the phase with the most; with one model for all phases these are all weights."""
         return max((phase.weight_bytes for phase in self.phases), default=0)
 
     @property
     def replicated_bytes(self) -> int | None:
-        """Weights that every rank holds whole."""
-        return None if self.replicated is None else sum(one.bytes for one in self.replicated)
+        """Weights that are replicated on every rank."""
+        return None if self.replicated is None else sum(weight.bytes for weight in self.replicated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Balance:
 
     @property
     def imbalance(self) -> float | None:
-        """None where no rank has any of it."""
+        """The largest over the mean; None where no rank has any of it."""
         return self.most / self.mean if self.mean else None
 
 
@@ -179,12 +179,12 @@ def collective_sums(graph: CallGraph) -> tuple[CollectiveSum, ...]:
         if kind is None:
             continue
         counts[kind] += count
-        found = collective_of(op)
-        if found is None:
+        collective = collective_of(op)
+        if collective is None:
             unknown.add(kind)
             continue
-        payload[kind] += found.payload_bytes * count
-        sent[kind] = sent.get(kind, 0.0) + sent_bytes(found) * count
+        payload[kind] += collective.payload_bytes * count
+        sent[kind] = sent.get(kind, 0.0) + sent_bytes(collective) * count
     return tuple(
         CollectiveSum(
             kind=kind,
@@ -200,20 +200,22 @@ def collective_sums(graph: CallGraph) -> tuple[CollectiveSum, ...]:
 def rank_time(stages: Sequence[StageTime], device: Device) -> RankTime:
     """The stages of a phase, one after the other."""
     wall, bounds = total_wall(stages), [stage.lower_bound_s for stage in stages]
-    asked = [stage for stage in stages if stage.communication is not None]
+    communicating = [stage for stage in stages if stage.communication is not None]
     return RankTime(
         lower_bound_s=None if None in bounds else sum(bound or 0.0 for bound in bounds),
         low_s=wall.low,
         high_s=wall.high,
         expected_s=wall.expected,
-        communication=_all(None if one.communication is None else one.communication.band for one in asked),
-        exposed=_all(stage.exposed for stage in asked),
+        communication=_all(
+            None if stage.communication is None else stage.communication.band for stage in communicating
+        ),
+        exposed=_all(stage.exposed for stage in communicating),
         weights_s=_weights_s(stages, device),
     )
 
 
 def _weights_s(stages: Sequence[StageTime], device: Device) -> float | None:
-    """At full bandwidth, less what a cache may hold; of experts the fewest that any routing touches."""
+    """The time to read the weights at full bandwidth, with the fewest experts that any routing touches."""
     seconds = 0.0
     for stage in stages:
         needs = stage.work.necessary
@@ -225,9 +227,9 @@ def _weights_s(stages: Sequence[StageTime], device: Device) -> float | None:
 
 
 def _all(bands: Iterable[Band | None]) -> Band | None:
-    found = list(bands)
-    known = [band for band in found if band is not None]
-    return total(known) if len(known) == len(found) else None
+    every_band = list(bands)
+    known = [band for band in every_band if band is not None]
+    return total(known) if len(known) == len(every_band) else None
 
 
 _BALANCED: Mapping[str, Callable[[RankPhase], int | None]] = {
@@ -242,7 +244,7 @@ def balances(kinds: Sequence[RankFigures]) -> tuple[Balance, ...]:
     """How equal the kinds of rank are, figure by figure; nothing where there is but one kind."""
     if len(kinds) < 2:
         return ()
-    found = []
+    spreads = []
     for place, phase in enumerate(kinds[0].phases):
         for name, figure in _BALANCED.items():
             values = [(kind.ranks, figure(kind.phases[place])) for kind in kinds]
@@ -250,8 +252,10 @@ def balances(kinds: Sequence[RankFigures]) -> tuple[Balance, ...]:
             if len(known) == len(values):
                 amounts = [value for _, value in known]
                 mean = sum(ranks * value for ranks, value in known) / sum(ranks for ranks, _ in known)
-                found.append(Balance(figure=name, phase=phase.phase, least=min(amounts), mean=mean, most=max(amounts)))
-    return tuple(found)
+                spreads.append(
+                    Balance(figure=name, phase=phase.phase, least=min(amounts), mean=mean, most=max(amounts))
+                )
+    return tuple(spreads)
 
 
 Phases = Sequence[CallGraph]
@@ -263,26 +267,26 @@ def rank_kinds(
 ) -> tuple[RankFigures, ...]:
     """The figures of each kind of rank, with as many ranks as it stands for."""
     known = (*known_times, *(None for _ in kinds[len(known_times) :]))
-    found = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
-    counts = plan.ranks_of_kinds([kind.rank for kind in found])
-    return tuple(replace(kind, ranks=count) for kind, count in zip(found, counts, strict=True))
+    figures = tuple(_figures(graphs, rates, times) for graphs, times in zip(kinds, known, strict=True))
+    counts = plan.ranks_of_kinds([kind.rank for kind in figures])
+    return tuple(replace(kind, ranks=count) for kind, count in zip(figures, counts, strict=True))
 
 
 def _figures(graphs: Phases, rates: RateSource | None, known: PhaseTimes | None) -> RankFigures:
     if rates is None or rates.device is None:
         return rank_figures(graphs)
     times = [predict(graph, rates) for graph in graphs] if known is None else known
-    by_phase = {graph.phase: found for graph, found in zip(graphs, times, strict=True)}
+    by_phase = {graph.phase: phase_times for graph, phase_times in zip(graphs, times, strict=True)}
     return rank_figures(graphs, rates.device, by_phase)
 
 
 def rank_tables(plan: ParallelPlan, kinds: Sequence[RankFigures], *, with_times: bool) -> tuple[Table, ...]:
-    """Ranks by kind and phase, the balance between kinds, and what is whole on every rank."""
+    """Ranks by kind and phase, the balance between kinds, and what is replicated on every rank."""
     tables = [ranks_table(kinds)]
     if with_times and any(phase.time is not None for kind in kinds for phase in kind.phases):
         tables.append(communication_table(kinds))
-    if found := balances(kinds):
-        tables.append(_balance_table(found))
+    if compared := balances(kinds):
+        tables.append(_balance_table(compared))
     first = kinds[0]
     if first.replicated and plan.replica_ranks > 1:
         tables.append(replicated_table(first.replicated, first.weight_bytes))
@@ -309,7 +313,7 @@ def ranks_table(kinds: Sequence[RankFigures]) -> Table:
             Column("needed in all", Kind.BYTES): lambda row: row[1].needed_bytes,
             Column("FLOPs", Kind.FLOPS): lambda row: row[1].flops,
             Column("bytes moved", Kind.BYTES): lambda row: row[1].bytes_moved,
-            Column("launches", Kind.COUNT): lambda row: row[1].launches,
+            Column("kernel launches", Kind.COUNT): lambda row: row[1].launches,
             Column("collectives"): lambda row: describe_collectives(row[1]),
             Column("bytes sent", Kind.BYTES): lambda row: row[1].sent_bytes,
         },
@@ -357,7 +361,7 @@ def communication_table(kinds: Sequence[RankFigures]) -> Table:
     )
 
 
-def _balance_table(found: Sequence[Balance]) -> Table:
+def _balance_table(compared: Sequence[Balance]) -> Table:
     """Figures of different units in one table, so each is named with its unit in words."""
     columns = (
         Column("phase"),
@@ -367,18 +371,21 @@ def _balance_table(found: Sequence[Balance]) -> Table:
         Column("most", Kind.COUNT),
         Column("most over mean", Kind.RATIO),
     )
-    rows = tuple((one.phase, one.figure, one.least, round(one.mean), one.most, one.imbalance) for one in found)
+    rows = tuple(
+        (balance.phase, balance.figure, balance.least, round(balance.mean), balance.most, balance.imbalance)
+        for balance in compared
+    )
     return Table(title="Balance between ranks", columns=columns, rows=rows)
 
 
 def describe_collectives(phase: RankPhase) -> str:
-    """In words: `160 all-reduce of 2.5 GiB, 1 all-gather of 250 KiB`."""
-    found = [
+    """As text: `160 all-reduce of 2.5 GiB, 1 all-gather of 250 KiB`."""
+    collectives = [
         f"{collective.count:,} {collective.kind}"
         + ("" if collective.payload_bytes is None else f" of {format_bytes(collective.payload_bytes)}")
         for collective in phase.collectives
     ]
-    return ", ".join(found) or "none"
+    return ", ".join(collectives) or "none"
 
 
 def room_left(kind: RankFigures) -> int | None:
@@ -397,10 +404,10 @@ def _yes_no(kind: RankFigures) -> str | None:
 def rank_notes(
     plan: ParallelPlan, graph: CallGraph, kinds: Sequence[RankFigures], *, with_times: bool
 ) -> Iterator[Note]:
-    """What a row stands for, how its time is meant, and what is not spread."""
+    """What a row stands for."""
     yield Note(
-        f"Plan {plan.describe()}: {plan.ranks:,} ranks. A row of the table of ranks stands for as many as it says. "
-        "The bytes of collectives are their payloads; bytes sent are those of a ring, or to each peer."
+        f"Plan {plan.describe()}: {plan.ranks:,} ranks. A row of the table stands for as many ranks as it says. "
+        "The bytes of collectives are their payloads; bytes sent count a ring, or every peer."
     )
     if with_times and any(phase.time is not None for kind in kinds for phase in kind.phases):
         yield Note(

@@ -35,22 +35,22 @@ def read_traffic(given: str | Path) -> DeclaredTraffic | Traffic:
         return read_declared(given)
     if not names_file(path) and path.suffix not in _SUFFIXES:
         raise UsageError(
-            f"{str(given)[:80]!r} is no traffic.",
+            f"{str(given)[:80]!r} is not a description of traffic.",
             why="it is neither a file nor a line that declares requests",
             fix=f"write {' or '.join(EXAMPLES[:2])}, or name a file with a recorded run",
         )
     raw = read_bytes(path, TRAFFIC_FILE)
     with naming_file(path):
         if path.suffix == ".toml":
-            found = declared_in_toml(raw, TRAFFIC_FILE)
-            return replace(found, text=f"{path.name}: {found.text}")
+            declared = declared_in_toml(raw, TRAFFIC_FILE)
+            return replace(declared, text=f"{path.name}: {declared.text}")
         return _recorded(raw, path.name)
 
 
 def as_traffic(given: str | Path | DeclaredTraffic | Traffic, page_rule: PageRule | None = None) -> Traffic:
     """The requests themselves."""
-    found = given if isinstance(given, DeclaredTraffic | Traffic) else read_traffic(given)
-    return found.traffic(page_rule) if isinstance(found, DeclaredTraffic) else found
+    traffic = given if isinstance(given, DeclaredTraffic | Traffic) else read_traffic(given)
+    return traffic.traffic(page_rule) if isinstance(traffic, DeclaredTraffic) else traffic
 
 
 def _recorded(raw: bytes, name: str) -> Traffic:
@@ -88,15 +88,15 @@ def read_bench_serve(raw: bytes, name: str) -> Traffic:
     Where its clients kept a number in flight and no rate was set, that number is kept. Otherwise each request comes
     when it came.
     """
-    found: Any = parse_foreign_json(raw, TRAFFIC_FILE)
-    if not isinstance(found, dict):
-        raise TRAFFIC_FILE.malformed("the top level", "an object", found)
-    prompts, outputs = found.get("input_lens"), found.get("output_lens")
+    document: Any = parse_foreign_json(raw, TRAFFIC_FILE)
+    if not isinstance(document, dict):
+        raise TRAFFIC_FILE.malformed("the top level", "an object", document)
+    prompts, outputs = document.get("input_lens"), document.get("output_lens")
     if not isinstance(prompts, list) or not isinstance(outputs, list) or len(prompts) != len(outputs):
         raise TRAFFIC_FILE.refusal(
             "holds no list of requests", "input_lens and output_lens are only there with --save-detailed"
         )
-    rate, clients, starts = found.get("request_rate"), found.get("max_concurrency"), found.get("start_times")
+    rate, clients, starts = document.get("request_rate"), document.get("max_concurrency"), document.get("start_times")
     is_closed = isinstance(clients, int) and 0 < clients <= _MOST_CLIENTS and rate in (None, "inf", math.inf)
     if is_closed or rate in ("inf", math.inf):
         times = [0.0] * len(prompts)
@@ -113,7 +113,7 @@ def read_bench_serve(raw: bytes, name: str) -> Traffic:
 def read_json_lines(raw: bytes, name: str) -> Traffic:
     """One request a line. `timestamp` is in milliseconds, `arrival_s` in seconds.
 
-    The hashes of a Mooncake trace name blocks of 512 tokens together with all that stands before them, so equal hashes
+    The hashes of a Mooncake trace name blocks of 512 tokens together with everything before them, so equal hashes
     are equal beginnings.
     """
     rows: list[dict[str, Any]] = []
@@ -127,7 +127,7 @@ def read_json_lines(raw: bytes, name: str) -> Traffic:
     unit = 1e-3 if names["arrival"] == "timestamp" else 1.0
     chains = [_chain(row.get("hash_ids")) for row in rows]
     shared = Counter(block for chain in chains for block in chain)
-    found = (
+    requests = (
         _request(
             _number(row.get(names["arrival"]), names["arrival"]) * unit,
             row.get(names["prompt"]),
@@ -136,7 +136,7 @@ def read_json_lines(raw: bytes, name: str) -> Traffic:
         )
         for row, chain in zip(rows, chains, strict=True)
     )
-    return _traffic(found, name)
+    return _traffic(requests, name)
 
 
 def read_table(raw: bytes, name: str) -> Traffic:
@@ -148,32 +148,32 @@ def read_table(raw: bytes, name: str) -> Traffic:
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     names = _names(header)
     places = [header.index(names[what]) for what in ("arrival", "prompt", "output")]
-    found = []
+    requests = []
     for number, row in enumerate(rows[1:], 2):
         if not row:
             continue
         if len(row) < len(header):
             raise TRAFFIC_FILE.malformed(f"line {number}", f"{len(header)} cells", len(row))
         when, prompt, output = (row[place].strip() for place in places)
-        found.append(_request(_time(when, number), _whole_text(prompt), _whole_text(output)))
-    return _traffic(iter(found), name)
+        requests.append(_request(_time(when, number), _whole_text(prompt), _whole_text(output)))
+    return _traffic(iter(requests), name)
 
 
 def _traffic(requests: Iterator[Request], name: str, clients: int | None = None) -> Traffic:
-    found = sorted(requests, key=lambda request: request.arrival_s)
-    if not found:
-        raise TRAFFIC_FILE.refusal("holds no request", "nothing stands in it, or every request failed")
-    first = found[0].arrival_s
+    by_arrival = sorted(requests, key=lambda request: request.arrival_s)
+    if not by_arrival:
+        raise TRAFFIC_FILE.refusal("holds no request", "it is empty, or every request failed")
+    first = by_arrival[0].arrival_s
     numbered = tuple(
         Request(
             id=f"r{number}",
-            arrival_s=one.arrival_s - first,
-            prompt_tokens=one.prompt_tokens,
-            output_tokens=one.output_tokens,
-            blocks=one.blocks,
-            block_tokens=one.block_tokens,
+            arrival_s=request.arrival_s - first,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            blocks=request.blocks,
+            block_tokens=request.block_tokens,
         )
-        for number, one in enumerate(found)
+        for number, request in enumerate(by_arrival)
     )
     return Traffic(requests=numbered, concurrency=clients, origin=f"recorded in {name}")
 
@@ -191,18 +191,18 @@ def _request(arrival_s: float, prompt: Any, output: Any, hashes: tuple[int, ...]
 
 
 def _names(header: Sequence[str]) -> dict[str, str]:
-    found = {what: next((name for name in names if name in header), None) for what, names in _COLUMNS.items()}
-    for what, name in found.items():
+    column_of = {what: next((name for name in names if name in header), None) for what, names in _COLUMNS.items()}
+    for what, name in column_of.items():
         if name is None:
             raise TRAFFIC_FILE.refusal(
                 f"has no column for the {what}", f"it is called one of: {', '.join(_COLUMNS[what])}"
             )
-    return {what: name for what, name in found.items() if name is not None}
+    return {what: name for what, name in column_of.items() if name is not None}
 
 
 def _chain(given: Any) -> tuple[int, ...]:
     is_list = isinstance(given, list) and len(given) < 2**16
-    return tuple(one for one in given if isinstance(one, int)) if is_list else ()
+    return tuple(number for number in given if isinstance(number, int)) if is_list else ()
 
 
 def _number(value: Any, where: str) -> float:
@@ -223,14 +223,14 @@ def _whole_text(text: str) -> int | str:
 
 
 def _time(text: str, line: int) -> float:
-    """Seconds; of a date those since 1970, so that a file may run over midnight."""
+    """Seconds; for a date the seconds since 1970, so that a file may run over midnight."""
     try:
         return _number(float(text), f"line {line}")
     except ValueError:
         pass
-    whole, _, fraction = text.removesuffix("Z").partition(".")
+    date_text, _, fraction = text.removesuffix("Z").partition(".")
     try:
-        date = datetime.fromisoformat(whole).replace(tzinfo=UTC)
+        date = datetime.fromisoformat(date_text).replace(tzinfo=UTC)
         return date.timestamp() + (float(f"0.{fraction[:9]}") if fraction else 0.0)
     except ValueError:
         raise TRAFFIC_FILE.malformed(f"line {line}", "a number of seconds or a date with a time", text) from None

@@ -43,7 +43,7 @@ class Request:
 class Traffic:
     """Requests in the order in which they come.
 
-    With `concurrency` a client keeps so many in flight: a request comes at its own time or when there is room,
+    With `concurrency` a client keeps this many in flight: a request comes at its own time or when there is room,
     whichever is later. `origin` says in words where they are from: a distribution with its seed, or a file.
     """
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
@@ -18,16 +18,23 @@ from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.output_files import scratch_folder
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.protocols import WritesEngineFolder
+from llm_perf_opt.core.recent import Recent
+from llm_perf_opt.core.report import Note
+from llm_perf_opt.core.store import entry_key, store_folder, stored_record
 from llm_perf_opt.core.workload import PageSize, Workload
 from llm_perf_opt.costs.memory.kv_cache import DECODE
+from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.capacity.fleets import Considered
-from llm_perf_opt.serving.capacity.outcome import Promise
+from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, most_requests
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
-from llm_perf_opt.serving.engines import default_limits
-from llm_perf_opt.serving.fit import BY_TRAINING, ServingFit, fullest_fit
+from llm_perf_opt.serving.engines import BatchLimits, default_limits
+from llm_perf_opt.serving.fit import BY_TRAINING, RankMemory, ServingFit, fullest_fit, memory_of_ranks
+from llm_perf_opt.serving.held_memory import trained_context
+from llm_perf_opt.serving.step_times import StepTimes
 from llm_perf_opt.serving.traffic_text import PageTokens
 from llm_perf_opt.timing.datasheet_rates import Execution
+from llm_perf_opt.timing.kernels.table_sets import active_set
 from llm_perf_opt.timing.predict import predict
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, source_of
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, engine_blocks
@@ -35,19 +42,27 @@ from llm_perf_opt.timing.step.engine_step import Forward
 from llm_perf_opt.timing.step.request_time import FirstToken
 from llm_perf_opt.timing.step.step_table import Curve, StepTable
 from llm_perf_opt.tracing.origin import Origin
+from llm_perf_opt.tracing.stored_traces import trace_ingredients
 from llm_perf_opt.tracing.traced_run import TracedRun, trace_origin
-
-if TYPE_CHECKING:
-    from llm_perf_opt.timing.step.engine_time import EngineTimer
 
 log = logging.getLogger(__name__)
 
-_SIZES_TRACED = 3  # of the pages: those between have a time in between
+_SIZES_TRACED = 3  # sizes of pages; the time of a size in between is interpolated
+_MOST_MODELS, _MOST_REPLICAS, _MOST_MEMORIES = 16, 128, 512  # kept in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDescription:
+    """What an answer says of the model: its name, how it is stored, and the longest context it was trained for."""
+
+    model: str
+    notes: tuple[Note, ...]
+    trained_context: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One way to run the model: what is known without a replay, and what an engine is told of it."""
+    """One way to run the model: its plan, its steady states, and whether it fits."""
 
     considered: Considered
     steady: SteadyReplica
@@ -62,8 +77,8 @@ class Replica:
 class ServedModel:
     """One traced model, asked for any device and plan. `pages` are the sizes of the pages that come, if any do.
 
-    `engine` is whose kernels run. What an engine keeps in memory is by the rules of vLLM. `made` are traces that exist
-    already, by their workload; they are not made again.
+    `engine` names the engine that supplies the kernels. The memory of every engine follows the rules of vLLM. `made`
+    are traces that exist already, by their workload; they are not made again.
     """
 
     def __init__(
@@ -78,18 +93,38 @@ class ServedModel:
         self._tokens: dict[str, PageTokens] = {}
         self._encoders: dict[str, Curve] = {}
         self._page_traces: list[tuple[int, TracedRun]] = []
-        self._timers: dict[str, EngineTimer] = {}
-        self._tables: dict[str, dict[ParallelPlan, StepTable]] = {}
+        self._held = Recent[tuple[str, ParallelPlan, BatchLimits], tuple[RankMemory, ...]](_MOST_MEMORIES)
+        self._replicas = Recent[tuple[Any, ...], Replica | None](_MOST_REPLICAS)
+        self._steps = StepTimes(self._found_blocks, origin.name, engine)
 
     def with_engine(self, engine: str) -> ServedModel:
         """The same traces, timed by the kernels of another engine."""
-        other = ServedModel(self.origin, self._pages, engine)
+        other = ServedModel(self.origin, self._pages, engine, made=self._made)
         other.__dict__["trace"], other._page_traces = self.trace, self._page_traces
         return other
 
+    def let_go(self) -> None:
+        """Drop traces and kernels, which are large. What was worked out of them stays; a trace can be read again."""
+        for name in ("trace", "_decode"):
+            self.__dict__.pop(name, None)
+        self._page_traces = []
+        self._steps.let_go()
+
+    @cached_property
+    def description(self) -> ServedDescription:
+        """What an answer says of the model."""
+        ingredients = None if self._ingredients is None else {"of": self._ingredients}
+        return stored_record("descriptions", ingredients, self.origin.name, ServedDescription, self._described)
+
+    def _described(self) -> ServedDescription:
+        graphs = self.trace.graphs
+        return ServedDescription(
+            model=graphs[0].model, notes=tuple(deployment_notes(graphs)), trained_context=trained_context(graphs[0])
+        )
+
     @cached_property
     def trace(self) -> TracedRun:
-        """Of one request on one device: everything else follows from it."""
+        """The trace of one request on one device: everything else follows from it."""
         if not self._pages:
             return self._traced(self.origin)
         return self._traces_of_pages()[-1][1]
@@ -97,63 +132,89 @@ class ServedModel:
     def _traced(self, origin: Origin) -> TracedRun:
         return self._made.get(origin.workload) or trace_origin(origin)
 
-    @cached_property
+    @property
     def blocks(self) -> EngineBlocks:
         """What an engine launches for each token."""
-        return engine_blocks(self._decode)
+        return self._steps.blocks
 
     @cached_property
     def _decode(self) -> CallGraph:
-        found = next((graph for graph in self.trace.graphs if graph.phase == DECODE), None)
-        if found is None:
+        decode = next((graph for graph in self.trace.graphs if graph.phase == DECODE), None)
+        if decode is None:
             raise PerfOptError(
-                f"{self.origin.name} generates nothing.",
-                why="its trace has no decode step, and a server of requests makes one after another",
+                f"{self.origin.name} generates no tokens.",
+                why="its trace has no decode step, and a server runs one after another",
                 fix="choose a model that generates",
             )
-        return found
+        return decode
+
+    def _found_blocks(self) -> EngineBlocks:
+        ingredients = None if self._ingredients is None else {"of": self._ingredients}
+        return stored_record(
+            "decoders", ingredients, self.origin.name, EngineBlocks, lambda: engine_blocks(self._decode)
+        )
+
+    @cached_property
+    def _ingredients(self) -> list[Mapping[str, Any]] | None:
+        """What the trace is a function of; None: it was handed in, or nobody can say."""
+        if self._made:
+            return None
+        origins = [self._page_origin(size.text) for size in self._pages] or [self.origin]
+        known = [ingredients for ingredients in map(trace_ingredients, origins) if ingredients is not None]
+        return known if len(known) == len(origins) else None
 
     @property
     def has_experts(self) -> bool:
-        """Whether experts may be spread."""
+        """Whether there are experts that ranks can divide."""
         return bool(self.blocks.experts)
 
     @property
     def heads(self) -> int:
-        """Of attention, the fewest of any layer: no more ranks can share it."""
+        """The fewest attention heads of any layer: no more ranks can share it."""
         return min((layer.heads for layer in self.blocks.attentions), default=1)
 
+    def _memory(self, device: Device, plan: ParallelPlan, limits: BatchLimits) -> tuple[RankMemory, ...]:
+        """What each kind of rank of the plan holds."""
+
+        def found() -> tuple[RankMemory, ...]:
+            about = f"{self.origin.name} on {device.id}, {plan.describe()}"
+            ingredients = {"of": self._ingredients, "on": list(map(repr, (device, plan, limits)))}
+            return stored_record(
+                "memory of ranks",
+                ingredients if self._ingredients else None,
+                about,
+                tuple[RankMemory, ...],
+                lambda: memory_of_ranks(self.trace.graphs, device, plan, limits=limits),
+            )
+
+        return self._held.of((device.id, plan, limits), found)
+
     def page_tokens(self, size: PageSize) -> PageTokens:
-        """By the model's own rule: what its adapter makes of a page of this size, asked once for each."""
+        """The tokens of a page by the model's own rule: its adapter is asked once for each size."""
         if size.text not in self._tokens:
             self._tokens[size.text] = page_tokens(self.origin, size)
         return self._tokens[size.text]
 
     def longest_context(self, clusters: Sequence[Cluster], length: int) -> tuple[int, str]:
         """The longest sequence that any plan of these clusters holds, and which does; 0: none holds the weights."""
-        found = [(0, "")]
+        lengths = [(0, "")]
         for cluster in clusters:
             for tp in (size for size in (1, 2, 4, 8, 16) if size <= cluster.per_node and self.heads % size == 0):
                 for pp in (1, 2, 4, 8):
                     plan = ParallelPlan(tp=tp, pp=pp)
                     if plan.replica_ranks <= cluster.count:
-                        fit = fullest_fit(
-                            self.trace.graphs,
-                            cluster.device,
-                            plan,
-                            context=length,
-                            limits=default_limits(cluster.device),
-                        )
+                        memory = self._memory(cluster.device, plan, default_limits(cluster.device))
+                        fit = fullest_fit(memory, cluster.device, context=length)
                         limit = ", its trained length" if fit.context_limit == BY_TRAINING else ""
-                        found.append((fit.largest_context or 0, f"{cluster.device.id} {plan.describe()}{limit}"))
-        return max(found)
+                        lengths.append((fit.largest_context or 0, f"{cluster.device.id} {plan.describe()}{limit}"))
+        return max(lengths)
 
     def replica(
         self,
         device: Device,
         plan: ParallelPlan,
         mean: MeanRequest,
-        promise: Promise | None,
+        slo: Slo | None,
         *,
         max_sequences: int | None = None,
         max_batched_tokens: int | None = None,
@@ -162,14 +223,32 @@ class ServedModel:
         client: FirstToken | None = None,
     ) -> Replica | None:
         """The plan on this device, or in a cluster of them; None: the weights leave no room for a mean request."""
+        options = max_sequences, max_batched_tokens, is_closed, client
+        return self._replicas.of(
+            (device.id, str(cluster), plan, mean, slo, *options),
+            lambda: self._replica(device, plan, mean, slo, cluster, *options),
+        )
+
+    def _replica(
+        self,
+        device: Device,
+        plan: ParallelPlan,
+        mean: MeanRequest,
+        slo: Slo | None,
+        cluster: Cluster | None,
+        max_sequences: int | None,
+        max_batched_tokens: int | None,
+        is_closed: bool,
+        client: FirstToken | None,
+    ) -> Replica | None:
         defaults = default_limits(device)
         limits = replace(
             defaults,
             sequences=max_sequences or defaults.sequences,
             chunk_tokens=max_batched_tokens or defaults.chunk_tokens,
         )
-        length = round(mean.prompt_tokens + mean.output_tokens)
-        fit = fullest_fit(self.trace.graphs, device, plan, context=length, limits=limits)
+        length = round(mean.prompt_tokens + mean.output_tokens) - 1  # no step reads the last token of an answer
+        fit = fullest_fit(self._memory(device, plan, limits), device, context=length)
         if fit.room_bytes is None or fit.cache_tokens is None:
             raise PerfOptError(
                 f"The cache of {self.origin.name} is not known.",
@@ -199,7 +278,7 @@ class ServedModel:
             max_sequences=taken.sequences,
             max_batched_tokens=taken.batched_tokens,
             states=states,
-            best=most_requests(states, promise),
+            best=most_requests(states, slo),
         )
         return Replica(considered=considered, steady=steady, fit=fit)
 
@@ -219,32 +298,16 @@ class ServedModel:
             max_batched_tokens=considered.max_batched_tokens,
         )
 
-    def timer(self, device: Device, cluster: Cluster | None = None) -> EngineTimer:
-        """Of the kernels on a device; one for each, since it keeps what it has learnt."""
-        from llm_perf_opt.timing.step.engine_time import EngineTimer
-
-        key = f"{device.id} {cluster or ''}"
-        if key not in self._timers:
-            self._timers[key] = EngineTimer.of_any(device, self.engine, cluster)
-        return self._timers[key]
+    def is_measured(self, cluster: Cluster) -> bool:
+        """Whether the times of its GPUs come from measured kernels; else from the data sheet."""
+        return self._steps.is_measured(cluster.device, cluster)
 
     def _table(self, device: Device, plan: ParallelPlan, cluster: Cluster | None) -> StepTable:
-        from llm_perf_opt.timing.kernel_rates import UNKNOWN_SPREAD
-        from llm_perf_opt.timing.step.step_tables import step_table
-
-        known = self._tables.setdefault(f"{device.id} {cluster or ''}", {})
-        table = step_table(self.blocks, self.timer(device, cluster), plan, known=known)
-        if not self.timer(device, cluster).is_measured:
-            low, high = UNKNOWN_SPREAD
-            table = replace(table, low=low, high=high)
-        if plan.pp > 1:
-            table = table.corrected(decoding=1 / plan.pp, prompts=1 / plan.pp)  # each stage an equal share
+        table = self._steps.table(device, plan, cluster)
         return replace(table, images=self._encoder(device)) if self._pages else table
 
     def step_shares(self, cluster: Cluster, considered: Considered, mean: MeanRequest) -> dict[str, float]:
         """Seconds of the best state's mean step by what they are spent on, decoding and its share of the prompts."""
-        from llm_perf_opt.timing.step.engine_time import AskedForward
-
         if (state := considered.best) is None:
             return {}
         plan = considered.plan
@@ -253,42 +316,54 @@ class ServedModel:
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
             (prompts, Forward(sequences=1, queries=prompt, keys=prompt)),
         )
-        timer, found = self.timer(cluster.device, cluster), Counter[str]()
-        times = timer.times([AskedForward(blocks=self.blocks, forward=forward, plan=plan) for _, forward in forwards])
+        times = self._steps.forwards(cluster.device, plan, cluster, [forward for _, forward in forwards])
+        seconds_of = Counter[str]()
         # Two forwards stand for one mixed step, so they tell shares; how long the step takes, its table tells.
         for (count, _), time in zip(forwards, times, strict=True):
-            for kind, seconds in time.by_kind.items():
-                found[str(kind)] += count * seconds  # type: ignore[assignment]
+            for kind, seconds in time.items():
+                seconds_of[kind] += count * seconds  # type: ignore[assignment]
         if self._pages:
-            found["encoder of images"] = prompts * self._encoder(cluster.device)(mean.image_tokens)  # type: ignore[assignment]
-        whole = sum(found.values())
-        return {kind: seconds * state.step_s / whole for kind, seconds in found.items()}
+            seconds_of["encoder of images"] = prompts * self._encoder(cluster.device)(mean.image_tokens)  # type: ignore[assignment]
+        total_s = sum(seconds_of.values())
+        return {kind: seconds * state.step_s / total_s for kind, seconds in seconds_of.items()}
 
     def _encoder(self, device: Device) -> Curve:
-        """The time that images take, whole on every rank, by how many tokens they become."""
+        """The time that images take, replicated on every rank, by how many tokens they become."""
         if device.id not in self._encoders:
-            rates, found = source_of(device, Execution.FUSED, rates=None), dict[float, float]()
-            for tokens, trace in self._traces_of_pages():
-                # What belongs to no tower beside the language model has the name of its phase.
-                walls = [
-                    stage.wall
-                    for graph in trace.graphs
-                    if graph.phase != DECODE
-                    for stage in predict(graph, rates)
-                    if stage.name != graph.phase
-                ]
-                found[float(tokens)] = sum(
-                    (wall.low + wall.high) / 2 if wall.expected is None else wall.expected for wall in walls
-                )
-            curve = Curve(at=tuple(sorted(found)), seconds=tuple(found[at] for at in sorted(found)))
-            if not all(curve.seconds):
-                raise PerfOptError(
-                    f"How long images take in {self.origin.name} is not known.",
-                    why="its trace has no stage of an encoder, and a replay without it would look faster than it is",
-                    fix="give prompt= in tokens in place of pages=, for the decoder alone",
-                )
-            self._encoders[device.id] = curve
+            ingredients = (
+                None if self._ingredients is None else {"what": "encoder", "of": self._ingredients, "on": repr(device)}
+            )
+            about = f"{self.origin.name} on {device.id}, encoder of images"
+            self._encoders[device.id] = stored_record(
+                "encoder times", ingredients, about, Curve, lambda: self._encoded(device)
+            )
         return self._encoders[device.id]
+
+    def _encoded(self, device: Device) -> Curve:
+        rates, seconds_of = source_of(device, Execution.FUSED, rates=None), dict[float, float]()
+        for tokens, trace in self._traces_of_pages():
+            # Work that belongs to no encoder next to the language model has the name of its phase.
+            walls = [
+                stage.wall
+                for graph in trace.graphs
+                if graph.phase != DECODE
+                for stage in predict(graph, rates)
+                if stage.name != graph.phase
+            ]
+            seconds_of[float(tokens)] = sum(
+                (wall.low + wall.high) / 2 if wall.expected is None else wall.expected for wall in walls
+            )
+        curve = Curve(at=tuple(sorted(seconds_of)), seconds=tuple(seconds_of[at] for at in sorted(seconds_of)))
+        if not all(curve.seconds):
+            raise PerfOptError(
+                f"How long images take in {self.origin.name} is not known.",
+                why="its trace has no stage of an encoder, and a replay without it would look faster than it is",
+                fix="give prompt= in tokens in place of pages=, for the decoder alone",
+            )
+        return curve
+
+    def _page_origin(self, image: str) -> Origin:
+        return replace(self.origin, workload=replace(self.origin.workload, image=image))  # type: ignore[call-arg]
 
     def _traces_of_pages(self) -> list[tuple[int, TracedRun]]:
         """The smallest page, the largest, and one between, by their image tokens."""
@@ -298,9 +373,25 @@ class ServedModel:
             chosen = counts if len(counts) <= _SIZES_TRACED else [counts[0], counts[len(counts) // 2], counts[-1]]
             for tokens in chosen:
                 log.info("Page of %s, %d image tokens", by_tokens[tokens].name, tokens)
-                workload = replace(self.origin.workload, image=by_tokens[tokens].text)  # type: ignore[call-arg]
-                self._page_traces.append((tokens, self._traced(replace(self.origin, workload=workload))))
+                self._page_traces.append((tokens, self._traced(self._page_origin(by_tokens[tokens].text))))
         return self._page_traces
+
+
+_MODELS = Recent[str, ServedModel](_MOST_MODELS)
+
+
+def known_model(origin: Origin, pages: Sequence[PageSize], engine: str) -> ServedModel:
+    """The served model of an earlier question to this process, with its tables; a new one where there is none.
+
+    Only of a model with known ingredients, on devices of the package: others have the same ids.
+    """
+    fresh = ServedModel(origin, pages, engine)
+    folder, ingredients = store_folder(), fresh._ingredients
+    if folder is None or ingredients is None:
+        return fresh
+    question = {"of": ingredients, "name": origin.name, "source": repr(origin.source), "pages": list(map(repr, pages))}
+    key = entry_key("served models", {**question, "engine": engine, "tables": active_set(), "store": folder})
+    return _MODELS.of(key, lambda: fresh)
 
 
 def page_tokens(origin: Origin, size: PageSize) -> PageTokens:
@@ -311,20 +402,26 @@ def page_tokens(origin: Origin, size: PageSize) -> PageTokens:
             why="its workload has no image",
             fix="give prompt= in tokens in place of pages=, or choose a model that reads images",
         )
-    described = origin.targets(image=size.text)[0].workload
-    image, whole = described.get("image_tokens"), described.get("context_tokens")
-    if not isinstance(image, int) or not isinstance(whole, int):
+    page = replace(origin, workload=replace(origin.workload, image=size.text))  # type: ignore[call-arg]
+    about = f"{origin.name}, {size.name}"
+    return stored_record("pages", trace_ingredients(page), about, PageTokens, lambda: _counted_tokens(page, size))
+
+
+def _counted_tokens(page: Origin, size: PageSize) -> PageTokens:
+    described = page.targets()[0].workload
+    image, context_tokens = described.get("image_tokens"), described.get("context_tokens")
+    if not isinstance(image, int) or not isinstance(context_tokens, int):
         raise UsageError(
-            f"How many tokens {size.name} becomes in {origin.name} is not known.",
+            f"How many tokens {size.name} becomes in {page.name} is not known.",
             why="its adapter does not say",
             fix="give prompt= in tokens in place of pages=",
         )
-    return PageTokens(image=image, text=whole - image)
+    return PageTokens(image=image, text=context_tokens - image)
 
 
 @contextmanager
 def engine_folder(origin: Origin, model: str | Path) -> Iterator[Path]:
-    """The folder that an engine takes: that of the model, or one that its adapter writes, gone afterwards."""
+    """The folder that an engine takes: the model's own, or a scratch folder that its adapter writes."""
     if Path(model).is_dir():
         yield Path(model).absolute()
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -16,13 +16,30 @@ from llm_perf_opt.tracing.traced_phases import WEIGHTLESS
 from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
 
 
-def request_of(run: TracedRun) -> dict[str, Any]:
+class ServeKeywords(TypedDict, total=False):
+    """Keywords of `serve` that follow from a trace."""
+
+    users: int
+    page: str | None
+    input: int | None
+    tp: int
+    ep: int
+    pp: int
+
+
+def request_of(run: TracedRun) -> ServeKeywords:
     """What `serve` is asked for the workload and the plan of a trace: its prompt, its page, and a user per sequence."""
     origin, ran = _origin(run), run.graphs[0].workload
-    asked: dict[str, Any] = {"users": origin.workload.batch, "page": _page(run)}
-    asked["input"] = ran.get("prompt_tokens") if asked["page"] is None else origin.workload.prompt_tokens
-    plan = origin.plan
-    return asked | {name: size for name in ("tp", "ep", "pp") if (size := getattr(plan, name)) > 1}
+    page, plan = _page(run), origin.plan
+    prompt = ran.get("prompt_tokens") if page is None else origin.workload.prompt_tokens
+    request = ServeKeywords(users=origin.workload.batch, page=page, input=prompt)
+    if plan.tp > 1:
+        request["tp"] = plan.tp
+    if plan.ep > 1:
+        request["ep"] = plan.ep
+    if plan.pp > 1:
+        request["pp"] = plan.pp
+    return request
 
 
 def served_origin(run: TracedRun, changed: Collection[str] = ()) -> tuple[Origin, dict[Workload, TracedRun]]:
@@ -39,9 +56,9 @@ def served_origin(run: TracedRun, changed: Collection[str] = ()) -> tuple[Origin
     origin, alone = _origin(run), Workload()
     names = ("prompt_tokens", "decode_steps", "new_tokens", "batch")
     page = _page(run)
-    asked = origin.workload if page is None else replace(origin.workload, image=page)  # type: ignore[call-arg]
-    workload = replace(asked, **{name: getattr(alone, name) for name in names})
-    is_same = workload == asked and not origin.plan.is_spread and origin.torch_device in (None, "cuda")
+    traced_workload = origin.workload if page is None else replace(origin.workload, image=page)  # type: ignore[call-arg]
+    workload = replace(traced_workload, **{name: getattr(alone, name) for name in names})
+    is_same = workload == traced_workload and not origin.plan.is_spread and origin.torch_device in (None, "cuda")
     made = {workload: run} if is_same and run.graphs[0].tracer == WEIGHTLESS else {}
     if origin.plan.is_spread:
         origin = on_rank(origin, ParallelPlan())

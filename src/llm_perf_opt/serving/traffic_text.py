@@ -11,7 +11,6 @@ from decimal import Decimal
 from itertools import count, repeat, takewhile
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plain_text import visible
@@ -57,32 +56,32 @@ class DeclaredTraffic:
         if (self.arrivals is None) == (self.concurrency is None):
             raise UsageError(
                 "Traffic needs a rate or a number of clients, and not both.",
-                why="requests come by themselves, or each when another has ended",
+                why="requests arrive at a rate, or each client asks again when its answer has ended",
                 fix="begin with a rate such as 20/s, or with clients such as 64 at once",
             )
         if self.prompt is None and self.pages is None:
             raise UsageError(
                 "This traffic has no prompt.",
-                why="a request without a length takes no time that could be told",
+                why="the time of a request follows from the length of its prompt",
                 fix="add prompt=1024, prompt=lognormal(800,0.8), or pages=A4@150dpi for a model that reads images",
             )
         if self.concurrency is not None and self.requests is None:
             raise UsageError(
-                "Clients that always ask never end.",
-                why="how many requests they make in a time is what the replay finds out",
+                "This traffic never ends.",
+                why="clients ask again after every answer, and nothing says how many requests they make",
                 fix=f"add requests={10 * self.concurrency}",
             )
 
     def traffic(self, page_rule: PageRule | None = None) -> Traffic:
         """The requests. `page_rule` says how many tokens a page has; pages without one are refused."""
-        found = tuple(self._requests(_required(self.pages, page_rule)))
-        if not found:
+        requests = tuple(self._requests(_required(self.pages, page_rule)))
+        if not requests:
             raise UsageError(
                 "No request comes in this time.",
-                why=f"the first of them comes after {self.duration_s:g} s",
+                why=f"the first would come after {self.duration_s:g} s",
                 fix="give a longer time or a higher rate",
             )
-        return Traffic(requests=found, concurrency=self.concurrency, origin=f"{self.text}, seed {self.seed}")
+        return Traffic(requests=requests, concurrency=self.concurrency, origin=f"{self.text}, seed {self.seed}")
 
     def _times(self) -> Iterator[float]:
         """When each comes; clients that wait for an answer ask at once."""
@@ -130,7 +129,7 @@ def _required(pages: PageMix | None, rule: PageRule | None) -> PageRule:
         return rule
     if pages is not None:
         raise UsageError(
-            "This traffic has pages, and nothing says how many tokens a page has.",
+            "Nothing says how many tokens a page of this traffic has.",
             why="each model cuts pages by a rule of its own",
             fix="name a model that reads images, or give prompt= in tokens in place of pages=",
         )
@@ -170,7 +169,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Always as many tokens."""
+    """Always the same number of tokens."""
 
     tokens: int
 
@@ -193,7 +192,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal:
-    """Lengths whose logarithm is normal around that of `median`. What lies outside the limits is set to the limit."""
+    """Lognormal lengths with this median. A length outside the limits is set to the limit."""
 
     median: float
     sigma: float
@@ -202,8 +201,8 @@ class LogNormal:
 
     def draw(self, random: Random) -> int:
         """A length."""
-        found = self.median * math.exp(self.sigma * random.gauss(0.0, 1.0))
-        return min(max(round(found), self.least), self.most)
+        length = self.median * math.exp(self.sigma * random.gauss(0.0, 1.0))
+        return min(max(round(length), self.least), self.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +247,8 @@ class PageMix:
     @property
     def shares(self) -> tuple[float, ...]:
         """The weights with a sum of 1."""
-        whole = sum(self.weights)
-        return tuple(weight / whole for weight in self.weights)
+        total = sum(self.weights)
+        return tuple(weight / total for weight in self.weights)
 
 
 EXAMPLES = (
@@ -289,7 +288,9 @@ def read_declared(text: str) -> DeclaredTraffic:
         raise _unclear(text, "cv is about the gaps between requests that come at a rate")
     rate = _RATE.fullmatch(words["rate"]) if "rate" in words else None
     if "rate" in words and (rate is None or not float(rate[1])):
-        raise _unclear(text, f"{visible(words['rate'])[:40]!r} is no rate above zero, such as 20/s, 90/min or 5000/h")
+        raise _unclear(
+            text, f"{visible(words['rate'])[:40]!r} is not a rate above zero, such as 20/s, 90/min or 5000/h"
+        )
     return DeclaredTraffic(
         output=read_lengths(words["output"]),
         prompt=read_lengths(words["prompt"]) if "prompt" in words else None,
@@ -308,7 +309,7 @@ def read_declared(text: str) -> DeclaredTraffic:
 
 def declared_in_toml(raw: bytes, kind: FileKind) -> DeclaredTraffic:
     """The same words as keys: `rate = "20/s"`, `at_once = 64`, `prompt = "lognormal(800,0.8)"`, `for = "600s"`."""
-    document: Mapping[str, Any] = parse_toml(raw, kind)
+    document: Mapping[str, object] = parse_toml(raw, kind)
     for name, value in document.items():
         if not isinstance(value, str | int | Decimal) or isinstance(value, bool):
             raise kind.malformed(visible(name), "a text or a number", value)
@@ -317,14 +318,14 @@ def declared_in_toml(raw: bytes, kind: FileKind) -> DeclaredTraffic:
 
 def read_time(text: str) -> float:
     """Seconds: `600s`, `10min`, `24h`, `500ms`."""
-    found = _TIME.fullmatch(text.strip().lower().replace(" ", ""))
-    if found is None or not float(found[1]):
+    match = _TIME.fullmatch(text.strip().lower().replace(" ", ""))
+    if match is None or not float(match[1]):
         raise UsageError(
-            f"{visible(text)[:40]!r} is no length of time.",
-            why=f"it is a number above zero and a unit: {', '.join(_UNITS_S)}",
+            f"{visible(text)[:40]!r} is not a time.",
+            why=f"a time is a number above zero and a unit: {', '.join(_UNITS_S)}",
             fix="write 600s, 10min or 24h",
         )
-    return float(found[1]) * _UNITS_S[found[2]]
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def read_lengths(text: str) -> Lengths:
@@ -347,10 +348,10 @@ def read_lengths(text: str) -> Lengths:
     except (ValueError, OverflowError):  # no number, or a limit that is infinite
         pass
     raise UsageError(
-        f"{visible(text)[:60]!r} is no length of a text.",
-        why="it is a number of tokens, lognormal(MEDIAN,SIGMA) or lognormal(MEDIAN,SIGMA,LEAST,MOST), "
+        f"{visible(text)[:60]!r} is not a length in tokens.",
+        why="a length is a number of tokens, lognormal(MEDIAN,SIGMA) or lognormal(MEDIAN,SIGMA,LEAST,MOST), "
         "uniform(LEAST,MOST), or a file with one number in each line",
-        fix="write prompt=1024 or prompt=lognormal(800,0.8)",
+        fix="write 1024, uniform(100,900) or lognormal(800,0.8)",
     )
 
 
@@ -374,7 +375,7 @@ def read_page_mix(text: str) -> PageMix:
 
 
 def _folder_mix(folder: Path) -> PageMix:
-    """Every size among the images of a folder and of those in it, from their headers, with how often it occurs."""
+    """Every size among the images of a folder and its subfolders, from their headers, with how often it occurs."""
     from PIL import Image, UnidentifiedImageError
 
     counts: Counter[tuple[int, int]] = Counter()
@@ -384,7 +385,7 @@ def _folder_mix(folder: Path) -> PageMix:
         try:
             with Image.open(file) as image:
                 counts[image.size] += 1
-        except (UnidentifiedImageError, OSError):  # no image: a text beside them
+        except (UnidentifiedImageError, OSError):  # no image: another file in the folder
             continue
     if not counts:
         raise UsageError(
@@ -399,7 +400,7 @@ def _folder_mix(folder: Path) -> PageMix:
 def _words(text: str) -> dict[str, str]:
     """Every part of the text by its name."""
     clients = _CLIENTS.findall(text)
-    found: dict[str, str] = {"at_once": clients[0]} if clients else {}
+    parts_by_name: dict[str, str] = {"at_once": clients[0]} if clients else {}
     parts = _WORD.findall(_CLIENTS.sub(" ", text))
     while parts:
         part = parts.pop(0)
@@ -411,11 +412,11 @@ def _words(text: str) -> dict[str, str]:
         elif _RATE.fullmatch(part):
             name, value = "rate", part
         elif not has_value:
-            raise _unclear(text, f"{visible(part)[:40]!r} is no rate, no time and no name=value")
-        if name in found:
+            raise _unclear(text, f"{visible(part)[:40]!r} is neither a rate, nor a time, nor name=value")
+        if name in parts_by_name:
             raise _unclear(text, f"it says {visible(name)[:40]!r} twice")
-        found[name] = value
-    return found
+        parts_by_name[name] = value
+    return parts_by_name
 
 
 def names_file(text: str | Path) -> bool:
@@ -434,7 +435,7 @@ def _tokens(count: int, text: str) -> int:
     if not 1 <= count <= _MOST_TOKENS:
         raise UsageError(
             f"{visible(text)[:60]!r} has a length of {count:,} tokens.",
-            why=f"a length lies between 1 and {_MOST_TOKENS:,}",
+            why=f"a length is between 1 and {_MOST_TOKENS:,}",
             fix="check the number",
         )
     return count
@@ -453,11 +454,11 @@ def _number(value: str, name: str, text: str) -> float:
 
 
 def _prefixes(value: str, text: str) -> SharedPrefixes:
-    found = _PREFIXES.fullmatch(value)
-    share = 1.0 if found is None or found[3] is None else float(found[3]) / (100 if found[4] else 1)
-    if found is None or not int(found[1]) or share > 1:
+    match = _PREFIXES.fullmatch(value)
+    share = 1.0 if match is None or match[3] is None else float(match[3]) / (100 if match[4] else 1)
+    if match is None or not int(match[1]) or share > 1:
         raise _unclear(text, "prefixes are COUNTxTOKENS or COUNTxTOKENS@SHARE, such as 8x512@0.7")
-    return SharedPrefixes(count=int(found[1]), tokens=_tokens(int(found[2]), value), share=share)
+    return SharedPrefixes(count=int(match[1]), tokens=_tokens(int(match[2]), value), share=share)
 
 
 def _lengths_in(path: Path) -> tuple[int, ...]:

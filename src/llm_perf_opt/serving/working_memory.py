@@ -1,7 +1,7 @@
-"""Working memory of a server: the most that one step of chunked prefill and sampling holds beside weights and cache.
+"""Working memory of a server: the most that a step of chunked prefill and sampling holds besides weights and cache.
 
-Attention and elementwise work are taken as fused, and products of one input as one product, as serving engines run
-them. So a moment is the results of one product and what is made of them for the next, beside the residual stream.
+Attention and elementwise work are taken as fused, and matmuls of one input as one matmul, as serving engines run
+them. So a moment is the results of one matmul and what is made of them for the next, next to the residual stream.
 
 vLLM sizes its cache after a profile run: a forward over a whole chunk, then sampling for as many sequences as it may
 run, with top-k and top-p. The peak of live tensors is the larger of the two moments. Each term is a tensor that can be
@@ -35,35 +35,35 @@ from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineExperts, e
 class ForwardWidths:
     """Values per token on one device.
 
-    `between_products` is the widest pair of a product's results and the next product's input: in a gated MLP gate, up
+    `between_matmuls` is the widest pair of a matmul's results and the next matmul's input: in a gated MLP gate, up
     and the activated values. `routed` are the two buffers of all experts that one token takes.
     """
 
     hidden: int
     vocabulary: int
-    between_products: int
+    between_matmuls: int
     routed: int = 0
     value_bytes: int = 2
 
 
 @found_once
 def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True) -> ForwardWidths | None:
-    """The widths of a decoder whose step `graph` is, on one rank of a plan; None where it multiplies with no weight.
+    """The widths of a decoder on one rank of a plan, from its step `graph`; None where it has no matmul with a weight.
 
-    Products of one input are one product, and each is shared as an engine shares it. Only the last stage
+    Matmuls of one input are one matmul, and each is shared as an engine shares it. Only the last stage
     of a pipeline has a head.
     """
     anatomy, blocks = anatomy_of(graph), engine_blocks(graph)
-    if not blocks.products:
+    if not blocks.matmuls:
         return None
-    heads = [product.columns for product in blocks.products if product.part is DecoderPart.HEAD]
-    layers = [one for one in blocks.products if one.part is not DecoderPart.HEAD and not one.is_expansion]
+    heads = [matmul.columns for matmul in blocks.matmuls if matmul.part is DecoderPart.HEAD]
+    layers = [matmul for matmul in blocks.matmuls if matmul.part is not DecoderPart.HEAD and not matmul.is_expansion]
     parts = [layer.shared_by(plan.tp) for layer in layers]
     pairs = [columns + into for (columns, _), (_, into) in pairwise([*parts, (0, blocks.hidden)])]
     return ForwardWidths(
         hidden=blocks.hidden,
         vocabulary=max(heads, default=0) if is_last else 0,
-        between_products=max(pairs, default=0),
+        between_matmuls=max(pairs, default=0),
         routed=max(_routed(blocks.experts, plan.stage_ranks // plan.ep), default=0),
         value_bytes=_value_bytes(graph, anatomy),
     )
@@ -81,7 +81,7 @@ def _routed(experts: Sequence[EngineExperts], ranks: int) -> Iterator[int]:
 
 
 def _value_bytes(graph: CallGraph, anatomy: Anatomy) -> int:
-    last = graph.op_kinds[ops_of(graph).kind[anatomy.products[-1].row]].outputs[0]
+    last = graph.op_kinds[ops_of(graph).kind[anatomy.matmuls[-1].row]].outputs[0]
     return tensor_bytes(replace(last, shape=(1,)))
 
 
@@ -89,7 +89,7 @@ SAMPLING, FORWARD = "sampling", "forward"
 _FLOAT_BYTES = 4
 _RESIDUAL_COPIES = 3  # the input of a compiled piece, the residual before it and after it: inputs live until it returns
 _FULL_SORT_ROWS = 128  # with fewer rows PyTorch sorts all of them at once, with more memory
-# Bytes for each logit, tensor by tensor, beside the logits themselves and their copy in float32.
+# Bytes for each logit, tensor by tensor, without the logits themselves and their copy in float32.
 _SEGMENTED_SORT = (4, 8, 8, 12)  # values, indices, indices to begin with, CUB's third buffers of keys and indices
 _FULL_SORT = (4, 8, 8, 8, 4, 12)  # values, indices, two arrays of (row, index), keys, CUB's third buffers
 _TWO_FLOATS = (4, 4)  # FlashInfer: masked logits, probabilities; Triton: probabilities, exponential noise
@@ -194,10 +194,10 @@ def _forward(widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits) 
         name="residual stream: before, after, and the result of attention",
         bytes=_RESIDUAL_COPIES * widths.hidden * per_value,
     )
-    if widths.routed > widths.between_products and not engine.keeps_expert_workspace:
+    if widths.routed > widths.between_matmuls and not engine.keeps_expert_workspace:
         yield _expert_buffers(widths, limits)
     else:
-        yield MemoryTerm(name="results of a product and input of the next", bytes=widths.between_products * per_value)
+        yield MemoryTerm(name="results of a matmul and input of the next", bytes=widths.between_matmuls * per_value)
 
 
 def _encoder_bytes(widths: ForwardWidths, engine: ServingEngine, limits: BatchLimits, item: EncoderItem) -> int:

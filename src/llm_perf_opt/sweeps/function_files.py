@@ -42,7 +42,7 @@ def save_function(function: RunFunction[TracedRun], path: Path, *, force: bool) 
     """Write the function; the name ends in `.function.json`."""
     if not path.name.endswith(FUNCTION_SUFFIX):
         raise UsageError(
-            f"{path.name} is no name of a function file.",
+            f"{path.name} is not the name of a function file.",
             why=f"its name ends in {FUNCTION_SUFFIX}",
             fix=f"call it {path.stem.removesuffix('.function')}{FUNCTION_SUFFIX}",
         )
@@ -71,7 +71,7 @@ def _options(record: OptionRecord) -> Mapping[str, Any]:
 
 
 def read_run_function(path: str | Path, kind: Callable[..., R]) -> RunFunction[R]:
-    """A saved function whose points are runs of a `kind`; there is no model to trace a point outside its cells."""
+    """A saved function with points that are runs of a `kind`; there is no model to trace a point outside its cells."""
     path = Path(path)
     saved = read_function(path)
     with naming_file(path):

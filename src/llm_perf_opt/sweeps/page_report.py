@@ -36,9 +36,9 @@ NOT_CUT: Grid = (1, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
-    """One workload as traced. `vision_flops` are those of all stages before the decoder, projector included.
+    """One workload as traced. `vision_flops` count all stages before the decoder, projector included.
 
-    Times are the ends of a band on one device, and None without a device; a decode step is one at this context.
+    Times are low and high estimates on one device, None without a device; a decode step is one at this context.
     """
 
     grid: Grid | None  # None: the model does not cut pages
@@ -54,14 +54,14 @@ class RunCost:
 
     @property
     def crops(self) -> int | None:
-        """Tiles beside the global view; a grid of one is a page that is not cut."""
+        """Tiles without the global view; a grid of one is a page that is not cut."""
         if self.grid is None:
             return None
         return 0 if self.grid == NOT_CUT else self.grid[0] * self.grid[1]
 
     @property
     def flops(self) -> int | None:
-        """Of the whole prefill."""
+        """The FLOPs of the whole prefill."""
         return known_sum((self.vision_flops, self.prefill_flops))
 
 
@@ -99,7 +99,7 @@ def run_cost(graphs: Sequence[CallGraph], rates: RateSource | None) -> RunCost:
     decode = next((graph for graph in graphs if graph.phase == DECODE), None)
     cache = kv_cache(graphs)
     header = prefill.workload
-    whole = None if rates is None else _ends(total_wall(predict(prefill, rates)))
+    wall = None if rates is None else _ends(total_wall(predict(prefill, rates)))
     step = None if rates is None or decode is None else _step(decode, rates)
     return RunCost(
         grid=_grid(header),
@@ -108,8 +108,8 @@ def run_cost(graphs: Sequence[CallGraph], rates: RateSource | None) -> RunCost:
         vision_flops=known_sum((stage.flops for stage in stages if stage.name != prefill.phase), empty=0),
         prefill_flops=known_sum((stage.flops for stage in stages if stage.name == prefill.phase), empty=0),
         cache_bytes=None if cache is None else cache.bytes,
-        prefill_low_s=None if whole is None else whole[0],
-        prefill_high_s=None if whole is None else whole[1],
+        prefill_low_s=None if wall is None else wall[0],
+        prefill_high_s=None if wall is None else wall[1],
         decode_step_low_s=None if step is None else step[0],
         decode_step_high_s=None if step is None else step[1],
     )
@@ -191,14 +191,14 @@ def page_lines(model: str, pages: Sequence[PageCost], added: Sequence[AddedCrops
     """The range of costs, the range of times, and what one more crop adds; `where`: GPU and kernels, or nothing."""
     costly = [page for page in pages if page.run.flops is not None]
     if not costly:
-        return (f"{model}: FLOPs of {len(pages)} pages are not known.",)
+        return (f"{model}: the FLOPs of {len(pages)} pages are not known.",)
     least, most = (choose(costly, key=lambda page: page.run.flops or 0) for choose in (min, max))
-    lines = [f"{model}: a page takes {_page_text(least)}, to {_page_text(most)}."]
+    lines = [f"{model}: a page takes from {_page_text(least)} to {_page_text(most)}."]
     if where and (fast := _times_text(least)) and (slow := _times_text(most)):
-        lines.append(f"On {where}: prefill {fast} ({least.name}), to {slow} ({most.name}).")
+        lines.append(f"On {where} the prefill takes {fast} ({least.name}) up to {slow} ({most.name}).")
     if added and (step := added[-1]).vision_flops is not None:
         tokens = "" if step.image_tokens is None else f" and {format_count(step.image_tokens)} tokens"
-        lines.append(f"One more crop adds {format_flops(step.vision_flops)} of vision{tokens}.")
+        lines.append(f"One more crop adds {format_flops(step.vision_flops)} to vision{tokens}.")
     return tuple(lines)
 
 
@@ -248,7 +248,7 @@ def _time_table(pages: Sequence[PageCost], machine: str | None) -> Table:
 
 
 def _without_grid(pages: Sequence[PageCost], cells: Cells) -> Cells:
-    """Pages that are given as grids are named after them already."""
+    """Pages that are given as grids have the grid in their name already."""
     if any(page.name != grid_text(page.run.grid) for page in pages):
         return cells
     return {column: cell for column, cell in cells.items() if column.name != "crop grid"}
@@ -286,7 +286,7 @@ def _charts(pages: Sequence[PageCost], machine: str | None) -> Iterator[Chart]:
         ),
         kind=Kind.FLOPS,
         is_stacked=True,
-        caption="As written: every position and every pair of query and key.",
+        caption="The model as written computes every position and every pair of query and key.",
     )
     if machine is not None:
         yield BarChart(
@@ -297,7 +297,7 @@ def _charts(pages: Sequence[PageCost], machine: str | None) -> Iterator[Chart]:
                 Series("high", tuple(page.run.prefill_high_s for page in pages)),
             ),
             kind=Kind.SECONDS,
-            caption="A run is expected between the two.",
+            caption="A run is expected to take between the two.",
         )
     yield from _curve(pages)
 
@@ -330,14 +330,14 @@ def _notes(pages: Sequence[PageCost], added: Sequence[AddedCrops]) -> Iterator[N
     for page in pages:
         shared.setdefault(id(page.run), []).append(page.name)
     for names in (names for names in shared.values() if len(names) > 1):
-        yield Note(f"{', '.join(names)} are shown to the model alike: one trace is the figure of all.")
+        yield Note(f"{', '.join(names)} look the same to the model: they share one trace.")
     if added:
         yield Note(
-            "One more crop: the grid against the one without its last row of crops, or its last column if there is one "
-            "row; the difference is divided by the crops in it."
+            "One more crop: the grid is compared with the grid without its last row of crops, or without its last "
+            "column if there is one row. The difference is divided by the number of crops in it."
         )
     if any(step.prefill_high_s == 0 for step in added):
         yield Note(
-            "A time that does not grow is that of the launches: the host takes longer to launch the kernels than the "
-            "device to run them. --execution fused leaves the launches out."
+            "A time that does not grow is the time of the kernel launches: the host takes longer to launch the kernels "
+            "than the device takes to run them. --execution fused leaves the kernel launches out."
         )

@@ -75,29 +75,29 @@ class PredictedRun:
 
     @property
     def low_s(self) -> float | None:
-        """The same at the low edge of the band."""
+        """The low estimate of the same."""
         return None if self.decode is None else self.prefill_low_s + self.decode.low_s
 
     @property
     def high_s(self) -> float | None:
-        """The same at the high edge of the band."""
+        """The high estimate of the same."""
         return None if self.decode is None else self.prefill_high_s + self.decode.high_s
 
     @property
     def decode_tokens_per_s_low(self) -> float | None:
-        """Tokens of all sequences for each second of decoding, on average, at the high edge of the time."""
+        """Tokens of all sequences for each second of decoding, on average, at the high estimate of the time."""
         return None if self.decode is None else self.batch * self.decode_steps / self.decode.high_s
 
     @property
     def decode_tokens_per_s_high(self) -> float | None:
-        """The same at the low edge of the time."""
+        """The same at the low estimate of the time."""
         return None if self.decode is None else self.batch * self.decode_steps / self.decode.low_s
 
 
 def predicted_run(
     trace: TracedRun, times: tuple[tuple[StageTime, ...], ...], rates: RateSource, decode_steps: int
 ) -> PredictedRun | None:
-    """The run of so many steps; None where the model does not decode. `times` are those of the phases of the trace."""
+    """The run of these steps; None where the model does not decode. `times` has the stages of each phase."""
     decode = next((graph for graph in trace.graphs if graph.phase == DECODE), None)
     if decode is None or decode_steps < 1:
         return None
@@ -179,7 +179,7 @@ def _steps(times: TimeColumns, which: slice, context: int) -> PredictedSteps:
 
 
 def with_run(report: Report, run: PredictedRun | None) -> Report:
-    """The report with the table of the run after that of the stages, and what it rests on."""
+    """The report with the table of the run after the table of the stages, and a note on what it rests on."""
     if run is None:
         return report
     tables = (*report.tables[:1], _run_table(run), *report.tables[1:])
@@ -191,13 +191,13 @@ def _run_note(run: PredictedRun) -> Note:
     if run.decode is None:
         return Note(f"The {steps} decode steps are not added up: {run.open_because}.", Level.WARNING)
     return Note(
-        f"The tables of stages, ops and memory are of the first decode step; the table of the whole run is of all "
+        f"The tables of stages, ops and memory show the first decode step. The table of the whole run adds up all "
         f"{steps}, each with one more token in the cache, {run.origin} from {run.traces} traces."
     )
 
 
 def _run_table(run: PredictedRun) -> Table:
-    """Tokens are those that a prefill computes and that decode steps generate; the last row counts generated ones."""
+    """Tokens that a prefill computes or that decode steps generate; the last row counts generated tokens."""
     prefill = (run.prefill_lower_bound_s, run.prefill_expected_s)
     shown = [place for place, seconds in enumerate(prefill) if seconds is not None]
     names = ("lower bound", "predicted" if prefill[0] is None else "expected")

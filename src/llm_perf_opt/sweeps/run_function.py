@@ -15,24 +15,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.protocols import KnowsLengths, Tracer
+from llm_perf_opt.core.store import entry_key, find_entry, keep_entry
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.memory.kv_cache import CHUNK
 from llm_perf_opt.sweeps.function.figures.costs import Region
+from llm_perf_opt.sweeps.function.files.function_file import SavedFunction, function_lines, own_function
 from llm_perf_opt.sweeps.function.form import Column, Point, Points
-from llm_perf_opt.sweeps.function.phase_function import FIGURES, PhaseFunction, find_function
+from llm_perf_opt.sweeps.function.phase_function import FIGURES, FunctionCell, PhaseFunction, find_function
 from llm_perf_opt.sweeps.function.program.program import NoRule
 from llm_perf_opt.sweeps.function.search.boxes import BoxSearch
 from llm_perf_opt.sweeps.function.search.cells import CellSearch
 from llm_perf_opt.sweeps.function.search.sampling import Traces
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.tracing.origin import Origin
+from llm_perf_opt.tracing.stored_traces import about, trace_ingredients
 from llm_perf_opt.tracing.traced_phases import make_tracer, trace_targets
 from llm_perf_opt.tracing.traced_run import TracedRun, media_tokens
 
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.sweeps.function.form import Column, Points
 
 
-def as_points(given: Mapping[str, Any], domain: Region) -> Points:
+def as_points(given: Mapping[str, ArrayLike], domain: Region) -> Points:
     """Numbers, lists and arrays as columns of one length; a single number stands for all points."""
     if given.keys() != domain.keys():
         raise UsageError(
@@ -55,8 +59,8 @@ def as_points(given: Mapping[str, Any], domain: Region) -> Points:
     lengths = {len(column) for column in columns.values() if column.ndim}
     if not is_whole or len(lengths) > 1:
         raise UsageError(
-            "The points are no columns of whole numbers.",
-            why="every variable has one whole number for each point, or one for all of them",
+            "The points are not columns of whole numbers.",
+            why="every variable needs one whole number for each point, or one for all points",
             fix="give lists of one length",
         )
     size = lengths.pop() if lengths else 1
@@ -92,8 +96,9 @@ R = TypeVar("R", bound=TracedRun)
 R_co = TypeVar("R_co", bound=TracedRun, covariant=True)
 
 BATCH, NEW_TOKENS, CONTEXT = "batch", "new_tokens", "context"
+_KIND = "functions"  # of the entries of the cache
 TRACES = 40  # at most, for each phase
-COMMON_CHUNKS = (64, 128, 256)  # in which code cuts a sequence whose configuration does not say so
+COMMON_CHUNKS = (64, 128, 256)  # in which code cuts a sequence where the configuration does not say so
 
 
 class PointTraces(Protocol):
@@ -111,7 +116,7 @@ class RunFunction(Generic[R_co]):
     """What a model runs, as a function of how many sequences run together and how long their context is.
 
     `context` counts the tokens that a prefill computes, and that a decode step finds in the cache: prompt and image
-    tokens. All other fields are those of `workload`. A function that was read from a file has no `origin`: it answers
+    tokens. All other fields are as in `workload`. A function that was read from a file has no `origin`: it answers
     what its cells prove, and refuses all other points.
     """
 
@@ -131,7 +136,7 @@ class RunFunction(Generic[R_co]):
         wanted = next((phase for phase in phases if phase.phase == name), None)
         if wanted is None:
             known = ", ".join(phase.phase for phase in phases)
-            raise UsageError(f"There is no phase {name!r}.", why=f"there are: {known}", fix="choose one")
+            raise UsageError(f"There is no phase {name!r}.", why=f"the phases are: {known}", fix="choose one")
         return wanted
 
     def at(self, *, batch: int = 1, context: int) -> R_co:
@@ -164,11 +169,11 @@ class RunFunction(Generic[R_co]):
         with sizes_in_range():
             graph = phase.graph_at(point)
         if graph is None:
-            log.info("%s at %s lies outside the proven cells: it is traced", phase.phase, _text(point))
+            log.info("%s at %s is outside the proven cells: it is traced", phase.phase, _text(point))
             return self._traces.graph(phase.phase, point)
         return graph
 
-    def figures(self, phase: str, points: Mapping[str, Any], names: Sequence[str] = FIGURES) -> dict[str, Column]:
+    def figures(self, phase: str, points: Mapping[str, ArrayLike], names: Sequence[str] = FIGURES) -> dict[str, Column]:
         """Figures at many points at once: arrays of `batch` and `context` to arrays of exact integers.
 
         Every point must lie in a cell. One that does not is traced by `at`, one by one.
@@ -180,7 +185,7 @@ class RunFunction(Generic[R_co]):
     def times(
         self,
         phase: str,
-        points: Mapping[str, Any],
+        points: Mapping[str, ArrayLike],
         device: str | Hardware | None = None,
         *,
         calibration: str | Path | Calibration | None = None,
@@ -196,7 +201,7 @@ class RunFunction(Generic[R_co]):
             source = source_of(machine, execution, rates=None, runs=[self.proven_graphs()])
             return self.phase(phase).times(columns, source)
 
-    def _inside(self, phase: str, points: Mapping[str, Any]) -> Points:
+    def _inside(self, phase: str, points: Mapping[str, ArrayLike]) -> Points:
         """Points as columns, every one of them in a cell."""
         function = self.phase(phase)
         columns = as_points(points, function.domain)
@@ -212,7 +217,7 @@ def outside_cells(phase: str, point: Point, *, has_model: bool) -> UsageError:
     wider = ", ".join(f"{name}=(..., {value})" for name, value in point.items())
     return UsageError(
         f"The function has no {phase} at {_text(point)}.",
-        why="it lies outside the cells that are proven" + ("" if has_model else ", and a file holds no model to trace"),
+        why="it is outside the cells that are proven" + ("" if has_model else ", and a file holds no model to trace"),
         fix=f"trace the point: function.at({given})"
         if has_model
         else f"trace the model over a wider range, trace(MODEL).over({wider}), and save it again",
@@ -319,12 +324,12 @@ def trace_function(
         raise UsageError(
             "This trace cannot be varied.",
             why="a function is made by tracing the model at other batches and lengths, and it was read from a file "
-            "or is of a module with given inputs",
+            "or is a trace of a module with given inputs",
             fix="trace the model by its name or folder",
         )
     if "prompt_tokens" not in run.graphs[0].workload:
         raise UsageError(
-            f"{run.name} has no context that could vary.",
+            f"The context of {run.name} cannot vary.",
             why="it takes no prompt: its inputs have one size",
             fix="trace it with each batch",
         )
@@ -333,8 +338,45 @@ def trace_function(
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     refuse_workload(batch=batches[1], tokens=context[1], decode_steps=1)  # the far corner is traced like any other
     domain: Region = {BATCH: batches, CONTEXT: context}
-    hints, boundaries, phases = _hints(origin), list[int](), list[PhaseFunction]()
-    for graph in (traced for traced in run.graphs if new_tokens is None or traced.phase != CHUNK):
+    boundaries = list[int]()
+    phases = (
+        _stored_phases(run, made, domain, traces)
+        if new_tokens is None
+        else _found_phases(run, made, domain, traces, boundaries)
+    )
+    chunks = (
+        None
+        if new_tokens is None
+        else ChunkTraces(origin=origin, media_tokens=media, after_all_phases=made.keeps_state)
+    )
+    return RunFunction(
+        name=run.name,
+        phases=phases,
+        workload=origin.workload,
+        origin=origin,
+        media_tokens=media,
+        _run=run,
+        _traces=made,
+        chunk=None
+        if chunks is None or new_tokens is None
+        else chunk_function(
+            chunks,
+            batch=batches,
+            context=context,
+            new_tokens=new_tokens,
+            hints=(*_hints(origin), *boundaries),
+            traces=traces,
+        ),
+        _chunk_traces=chunks,
+    )
+
+
+def _found_phases(
+    run: TracedRun, made: _PhaseTraces, domain: Region, traces: int, boundaries: list[int], *, with_chunk: bool = False
+) -> tuple[PhaseFunction, ...]:
+    """The function of each phase of a run, found by tracing it at other points; a chunk is found by itself."""
+    hints, phases = _hints(made.origin), list[PhaseFunction]()
+    for graph in (traced for traced in run.graphs if with_chunk or traced.phase != CHUNK):
         phase_traces = Traces(trace=partial(made.graph, graph.phase), budget=traces, is_traced=made.is_known)
         search = CellSearch(
             traces=phase_traces,
@@ -345,26 +387,50 @@ def trace_function(
             boundaries=boundaries,
         )
         phases.append(find_function(graph.phase, search))
-    chunks = (
-        None
-        if new_tokens is None
-        else ChunkTraces(origin=origin, media_tokens=media, after_all_phases=made.keeps_state)
-    )
-    return RunFunction(
-        name=run.name,
-        phases=tuple(phases),
-        workload=origin.workload,
-        origin=origin,
-        media_tokens=media,
-        _run=run,
-        _traces=made,
-        chunk=None
-        if chunks is None or new_tokens is None
-        else chunk_function(
-            chunks, batch=batches, context=context, new_tokens=new_tokens, hints=(*hints, *boundaries), traces=traces
-        ),
-        _chunk_traces=chunks,
-    )
+    return tuple(phases)
+
+
+def _stored_phases(run: TracedRun, made: _PhaseTraces, domain: Region, traces: int) -> tuple[PhaseFunction, ...]:
+    """The phases, as an earlier run found them over the same ranges, for any device."""
+    ingredients = trace_ingredients(replace(made.origin, deployment=replace(made.origin.deployment, device=None)))
+    if ingredients is None:
+        return _found_phases(run, made, domain, traces, [], with_chunk=True)
+    key = entry_key(_KIND, {"of": ingredients, "domain": domain, "traces": traces, "phases": run.phases})
+    name = f"{about(made.origin)}, over {_text_of(domain)}"
+    if (stored := find_entry(_KIND, key, own_function)) is not None:
+        phases = tuple(_on_device(phase, made.origin.deployment.device) for phase in stored.phases)
+    else:
+        phases = _found_phases(run, made, domain, traces, [], with_chunk=True)
+        function = SavedFunction(
+            name=run.name,
+            tool_version="",
+            workload={},
+            deployment={},
+            media_tokens=made.media_tokens,
+            phases=tuple(_on_device(phase, None) for phase in phases),
+        )
+        keep_entry(_KIND, key, name, b"".join(function_lines(function)))
+    for phase in phases:
+        for number, cell in enumerate(phase.cells):
+            cell.keep_forms(name, {"function": key, "phase": phase.phase, "cell": number})
+    return phases
+
+
+def _on_device(phase: PhaseFunction, device: str | None) -> PhaseFunction:
+    """The same phase with the header of a run for another device, or for none."""
+
+    def moved(cell: FunctionCell) -> FunctionCell:
+        skeleton = cell.cell.program.skeleton
+        header = {name: value for name, value in skeleton.deployment.items() if name != "device"}
+        header |= {} if device is None else {"device": device}
+        program = replace(cell.cell.program, skeleton=replace(skeleton, deployment=header))
+        return replace(cell, cell=replace(cell.cell, program=program))
+
+    return replace(phase, cells=tuple(map(moved, phase.cells)))
+
+
+def _text_of(domain: Region) -> str:
+    return ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in domain.items())
 
 
 def _hints(origin: Origin) -> list[int]:
@@ -426,6 +492,6 @@ def phase_not_proven(phase: PhaseFunction, point: Point) -> UsageError:
     where = ", ".join(f"{name} {value:,}" for name, value in point.items())
     return UsageError(
         f"The {phase.phase} at {where} is not known.",
-        why="it lies outside the proven cells, and the function was read from a file",
+        why="it is outside the proven cells, and the function was read from a file",
         fix="make the function again from the model: trace.over(...)",
     )

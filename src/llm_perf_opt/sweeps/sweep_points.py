@@ -43,8 +43,8 @@ class SweepPoint:
     """One phase at one batch and context, in base units. None is unknown, and a time is known for a device alone.
 
     `context` is what a prefill computes, and what a decode step finds in the cache. `needed_bytes` is what a device
-    must hold at once; `cache_bytes` the part of it that a decode step is handed. `bound_by` is what takes most of the
-    time: compute, bandwidth or launches.
+    must hold at once; `cache_bytes` the part of it that a decode step is handed. `bound_by` is the bottleneck: compute,
+    bandwidth or kernel launches.
     """
 
     phase: str
@@ -63,19 +63,19 @@ class SweepPoint:
     lower_bound_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
-    expected_s: float | None = None  # of measured kernels; a data sheet has ends alone
+    expected_s: float | None = None  # from measured kernels; a data sheet gives low and high alone
     bound_by: str | None = None
     failure: str | None = None  # why the trace of this point failed
-    gpu: str | None = None  # whose times they are
+    gpu: str | None = None  # the GPU of the times
 
     @property
     def tokens_per_s_low(self) -> float | None:
-        """At the high edge of the time."""
+        """Throughput at the high estimate of the time."""
         return self.tokens / self.high_s if self.high_s else None
 
     @property
     def tokens_per_s_high(self) -> float | None:
-        """At the low edge of the time."""
+        """Throughput at the low estimate of the time."""
         return self.tokens / self.low_s if self.low_s else None
 
 
@@ -92,7 +92,7 @@ class PhaseSweep:
     rates: RateSource | None
     trace: Callable[[Point], CallGraph]
     new_tokens: int = 1  # of each sequence, in a step after the prefill
-    gpu: str | None = None  # whose rates they are
+    gpu: str | None = None  # the GPU of the rates
     _known: dict[Pair, SweepPoint] = field(default_factory=dict, init=False)  # what the function was asked before
 
     @property
@@ -114,13 +114,13 @@ class PhaseSweep:
         return [bool(number >= 0) for number in self.function.cell_of_points(_columns(pairs))] if pairs else []
 
     def at(self, pairs: Sequence[Pair], *, traced: bool = False, timed: bool = True) -> list[SweepPoint]:
-        """The figures of points; those outside all cells are traced, or left unknown. `timed`: with times."""
-        asked = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
-        proven = [pair for pair, is_proven in zip(asked, self.proven(asked), strict=True) if is_proven]
+        """The figures of points; points outside all cells are traced, or left unknown. `timed`: with times."""
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+        proven = [pair for pair, is_proven in zip(new, self.proven(new), strict=True) if is_proven]
         by_pair = dict(zip(proven, self._by_function(proven, timed), strict=True))
         if timed:
             self._known.update(by_pair)
-        outside = (pair for pair in asked if pair not in by_pair)
+        outside = (pair for pair in new if pair not in by_pair)
         by_pair |= {pair: self._outside(pair, traced) for pair in outside}
         return [by_pair[pair] if pair in by_pair else self._known[pair] for pair in pairs]
 
@@ -131,9 +131,10 @@ class PhaseSweep:
             graph = self.trace(dict(zip((BATCH, CONTEXT), pair, strict=True)))
         except PerfOptError as error:
             return self._point(pair, PointOrigin.FAILED, {"failure": f"{error.what} {error.why}"})
-        found = figures_of(graph)
+        of_graph = figures_of(graph)
         times = {} if self.rates is None else _time_columns(times_by_point([predict(graph, self.rates)]))
-        figures = {**{name: found[name] for name in _WHOLE}, **{name: column[0] for name, column in times.items()}}
+        timed = {name: _plain_values(column)[0] for name, column in times.items()}
+        figures = {**{name: of_graph[name] for name in _WHOLE}, **timed}
         return self._point(pair, PointOrigin.TRACE, figures)
 
     def _by_function(self, pairs: Sequence[Pair], timed: bool) -> list[SweepPoint]:
@@ -143,9 +144,10 @@ class PhaseSweep:
         columns: dict[str, Column] = {**self.function.figures(points, _WHOLE)}
         if timed and self.rates is not None:
             columns |= _time_columns(self._times(pairs))
+        rows = zip(*map(_plain_values, columns.values()), strict=True)
         return [
-            self._point(pair, PointOrigin.FUNCTION, {name: column[place] for name, column in columns.items()})
-            for place, pair in enumerate(pairs)
+            self._point(pair, PointOrigin.FUNCTION, dict(zip(columns, row, strict=True)))
+            for pair, row in zip(pairs, rows, strict=True)
         ]
 
     def _times(self, pairs: Sequence[Pair]) -> TimeColumns:
@@ -153,11 +155,11 @@ class PhaseSweep:
         return self.function.times(_columns(pairs), self.rates)
 
     def _point(self, pair: Pair, origin: PointOrigin, figures: Mapping[str, Any]) -> SweepPoint:
-        known = {name: _plain(value) for name, value in figures.items()}
         batch, context = pair
         tokens = batch * (context if self.phase == PREFILL else self.new_tokens)
-        known |= {"phase": self.phase, "gpu": self.gpu}
-        return SweepPoint(batch=batch, context=context, origin=origin, tokens=tokens, **known)
+        return SweepPoint(
+            phase=self.phase, batch=batch, context=context, origin=origin, tokens=tokens, gpu=self.gpu, **figures
+        )
 
 
 def _columns(pairs: Sequence[Pair]) -> Points:
@@ -169,11 +171,12 @@ def _time_columns(times: TimeColumns) -> dict[str, Column]:
     return {name: column for name in _TIMES if (column := getattr(times, name)) is not None}
 
 
-def _plain(value: Any) -> Any:
-    """Python's own number or word of one in a column."""
-    if isinstance(value, BoundBy):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
+def _plain_values(column: Column) -> list[Any]:
+    """Python's own numbers and words of a column."""
+    values: list[Any] = column.tolist()
+    return (
+        [str(value) if isinstance(value, BoundBy) else value for value in values] if column.dtype == object else values
+    )
 
 
 SEQUENCE, TOKEN = "sequence", "token of context"
@@ -202,7 +205,7 @@ class AddedCost:
 
 
 def added_costs(sweep: PhaseSweep, batches: NumberRange, contexts: NumberRange) -> Iterator[AddedCost]:
-    """At the middle of the ranges; nothing along a range of one value."""
+    """What one more adds at the middle of the ranges; nothing along a range of one value."""
     batch, context = middle(batches), middle(contexts)
     first, longer, wider = sweep.at([(batch, context), (batch, context + 1), (batch + 1, context)])
     if batches.low < batches.high:
@@ -217,14 +220,14 @@ def middle(values: NumberRange) -> int:
 
 
 def shown_values(values: NumberRange) -> tuple[int, ...]:
-    """Those that a chart has lines for: the ends and the middle."""
+    """The values that a chart has lines for: the ends and the middle."""
     return tuple(sorted({values.low, middle(values), values.high}))
 
 
 def _added(what: str, before: SweepPoint, after: SweepPoint) -> AddedCost:
     def more(name: str) -> int | None:
-        one, other = getattr(before, name), getattr(after, name)
-        return None if one is None or other is None else other - one
+        earlier, later = getattr(before, name), getattr(after, name)
+        return None if earlier is None or later is None else later - earlier
 
     return AddedCost(
         what=what,
@@ -293,7 +296,7 @@ def _first(sweep: PhaseSweep, context: int, low: int, high: int, before: str) ->
 
 
 def _between(low: int, high: int) -> list[int]:
-    """At most so many places inside an interval, in order."""
+    """At most this many places inside an interval, in order."""
     inside = range(low + 1, high)
     return list(inside[:: max(1, -(-len(inside) // _AT_ONCE))]) if len(inside) else []
 

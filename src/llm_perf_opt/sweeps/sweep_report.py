@@ -92,13 +92,17 @@ def glance_table(rows_by_gpu: Mapping[str | None, Sequence[tuple[str, str]]]) ->
 
 
 def gpu_table(points: Sequence[SweepPoint], largest: Sequence[LargestBatch], batch: int, context: int) -> Table:
-    """A row per GPU at one point: the times of each phase, what limits the last one, and how many sequences fit."""
+    """A row per GPU at one point: the times of each phase, the bottleneck of the last, and how many sequences fit."""
     here = {(point.gpu, point.phase): point for point in points if (point.batch, point.context) == (batch, context)}
     limits = {limit.gpu: limit for limit in largest if limit.context == context}
     phases = list(dict.fromkeys(phase for _, phase in here))
     ends = [(phase, end) for phase in phases for end in ("low", "high")]
     columns = [Column("GPU"), *(Column(f"{phase}, {end}", Kind.SECONDS) for phase, end in ends)]
-    columns += [Column(f"{phases[-1]} limited by"), Column("largest batch", Kind.COUNT), Column("server", Kind.COUNT)]
+    columns += [
+        Column(f"bottleneck of {phases[-1]}"),
+        Column("largest batch", Kind.COUNT),
+        Column("server", Kind.COUNT),
+    ]
     rows = tuple(
         (
             gpu,
@@ -131,8 +135,8 @@ def headline(added: Sequence[AddedCost]) -> str:
 def added_line(added: Sequence[AddedCost], *, timed: bool) -> str:
     """The same in fewer words: `decode, +1 sequence: 374 kFLOP, 50.0 us to 200 us; +1 token of context: ...`."""
     last = [cost for cost in added if cost.phase == added[-1].phase]
-    told = [f"+1 {cost.what}: {_short_text(cost, timed)}" for cost in last]
-    return f"{last[0].phase}, {'; '.join(told)}" if last else "what one more sequence adds is not known"
+    texts = [f"+1 {cost.what}: {_short_text(cost, timed)}" for cost in last]
+    return f"{last[0].phase}, {'; '.join(texts)}" if last else "what one more sequence adds is not known"
 
 
 def _short_text(cost: AddedCost, timed: bool) -> str:
@@ -141,7 +145,7 @@ def _short_text(cost: AddedCost, timed: bool) -> str:
 
 
 def largest_line(largest: Sequence[LargestBatch]) -> str:
-    """Of the shortest and the longest context; of several GPUs at the longest, the smallest batch first."""
+    """The largest batch at the shortest and longest context; for several GPUs at the longest, the smallest first."""
     shortest, longest = (choose(limit.context for limit in largest) for choose in (min, max))
     if len({limit.gpu for limit in largest}) == 1:
         ends = [limit for limit in largest if limit.context in (shortest, longest)]
@@ -185,18 +189,18 @@ def _largest_text(limit: LargestBatch) -> str:
     elif limit.batch == 0:
         fits = f"none, not even {limit.next_batch:,}"
     else:
-        fits = f"{limit.batch:,}" + ("" if limit.next_batch == limit.batch + 1 else f", and not {limit.next_batch:,}")
+        fits = f"{limit.batch:,}" + ("" if limit.next_batch == limit.batch + 1 else f", but not {limit.next_batch:,}")
     served = "" if limit.served is None else f" (a server: {limit.served:,})"
     return f"{fits}{served}"
 
 
 def _limit_rows(bends: Sequence[Bend], points: Sequence[SweepPoint]) -> Iterator[tuple[str, str]]:
-    """Of a step after the prefill, context by context: what takes most of the time, and from which batch on."""
+    """The bottleneck of a step after the prefill, by context, and from which batch on."""
     for phase in dict.fromkeys(point.phase for point in points if point.phase != PREFILL):
         of_phase = [point for point in points if point.phase == phase]
         contexts = sorted({point.context for point in of_phase})
         texts = (f"context {context:,}: {_limits(context, bends, of_phase)}" for context in contexts)
-        yield f"What limits the time of {phase}?", "; ".join(texts)
+        yield f"What is the bottleneck of {phase}?", "; ".join(texts)
 
 
 def _limits(context: int, bends: Sequence[Bend], decode: Sequence[SweepPoint]) -> str:
@@ -214,7 +218,7 @@ _COST: Cells = {
     Column("FLOPs", Kind.FLOPS): lambda point: point.flops,
     Column("vector FLOPs", Kind.FLOPS): lambda point: point.vector_flops,
     Column("bytes moved", Kind.BYTES): lambda point: point.bytes_moved,
-    Column("launches", Kind.COUNT): lambda point: point.launches,
+    Column("kernel launches", Kind.COUNT): lambda point: point.launches,
     Column("KV cache", Kind.BYTES): lambda point: point.cache_bytes,
     Column("weights", Kind.BYTES): lambda point: point.weight_bytes,
     Column("peak", Kind.BYTES): lambda point: point.peak_bytes,
@@ -227,15 +231,15 @@ _COST: Cells = {
     Column("high", Kind.SECONDS): lambda point: None if point.expected_s is None else point.high_s,
     Column("tokens per s, low", Kind.COUNT): lambda point: point.tokens_per_s_low,
     Column("tokens per s, high", Kind.COUNT): lambda point: point.tokens_per_s_high,
-    Column("limited by"): lambda point: point.bound_by,
+    Column("bottleneck"): lambda point: point.bound_by,
     Column("figures from"): lambda point: str(point.origin),
 }
 _LEFT_OUT_IN_SHORT = ("vector FLOPs", "weights", "peak", "figures from")
 
 
-def points_table(points: Sequence[SweepPoint], title: str = EVERY_POINT) -> Table:
+def points_table(points: Sequence[SweepPoint]) -> Table:
     """A row per phase and point; a column of which nothing is known is left out."""
-    return known_table_of(title, points, _COST)
+    return known_table_of(EVERY_POINT, points, _COST)
 
 
 def short_table(points: Sequence[SweepPoint]) -> Table:
@@ -302,7 +306,7 @@ def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
     )
     traced = sum(point.origin is PointOrigin.TRACE for point in points)
     if traced:
-        yield Note(f"{traced:,} rows lie outside all proven cells; each is from a trace of that point.")
+        yield Note(f"{traced:,} rows are outside all proven cells; each comes from a trace of that point.")
     failures: dict[str, list[SweepPoint]] = {}
     for point in points:
         if point.failure is not None:
@@ -314,7 +318,7 @@ def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
     unknown = sum(point.origin is PointOrigin.OPEN for point in points)
     if unknown:
         yield Note(
-            f"{unknown:,} of {len(points):,} rows lie outside all proven cells and are not known. Ask for fewer points "
+            f"{unknown:,} of {len(points):,} rows are outside all proven cells and are not known. Ask for fewer points "
             "there, which are then traced one by one, or trace one with llm-perf-opt trace.",
             Level.WARNING,
         )
@@ -322,7 +326,7 @@ def proof_notes(points: Sequence[SweepPoint], traces: int) -> Iterator[Note]:
 
 Value = Callable[[SweepPoint], float | None]
 _FEWEST = 2  # points of a curve
-_STEPS = "A step in a band: from there on other measured efficiencies of kernels apply."
+_STEPS = "Where a line jumps, other measured kernel efficiencies begin to apply."
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +341,13 @@ class SweepFigure:
 
 
 _FIGURES = (
-    SweepFigure("FLOPs", "FLOPs", Kind.FLOPS, lambda point: point.flops, "As written: every position and every pair."),
+    SweepFigure(
+        "FLOPs",
+        "FLOPs",
+        Kind.FLOPS,
+        lambda point: point.flops,
+        "The model as written computes every position and every pair.",
+    ),
     SweepFigure(
         "Bytes moved",
         "bytes",
@@ -350,21 +360,21 @@ _FIGURES = (
         "bytes",
         Kind.BYTES,
         lambda point: point.cache_bytes if point.phase != PREFILL else None,
-        "What a decode step is handed.",
+        "The cache that a decode step reads.",
     ),
     SweepFigure(
         "Memory needed",
         "bytes",
         Kind.BYTES,
         lambda point: point.needed_bytes,
-        "Weights, buffers, inputs and what is alive at the peak.",
+        "Weights, buffers, inputs, and activations at the peak.",
     ),
     SweepFigure(
         "Time",
         "time",
         Kind.SECONDS,
         lambda point: point.high_s,
-        f"The high edge of the band, of one run of the phase. {_STEPS}",
+        f"The high estimate for one run of the phase. {_STEPS}",
     ),
 )
 
@@ -428,7 +438,7 @@ def per_token_chart(curves: Sequence[SweepPoint], device: Device) -> Iterator[Ch
             x=Axis(BATCH, Kind.COUNT, is_log=True, base=2),
             y=Axis("time per token", Kind.SECONDS, is_log=True),
             lines=lines,
-            caption="The high edge of the band over the tokens that a prefill computes or a decode step generates.",
+            caption="The high estimate over the tokens that a prefill computes or a decode step generates.",
         )
 
 
@@ -437,23 +447,23 @@ def _per_token(point: SweepPoint) -> float | None:
 
 
 def bend_chart(curves: Sequence[SweepPoint], bends: Sequence[Bend], context: int, device: Device) -> Iterator[Chart]:
-    """The band of a decode step per token over the batch, with a mark where something else begins to limit it."""
+    """The low and high estimate of a decode step per token over the batch, with a mark where the bottleneck changes."""
     step = {point.batch: point for point in curves if point.phase != PREFILL and point.context == context}
     ordered = [step[batch] for batch in sorted(step) if step[batch].high_s is not None]
     if len(ordered) < _FEWEST:
         return
-    edges: dict[str, tuple[str, Value]] = {
-        "high edge": ("line", lambda point: point.high_s),
-        "low edge": ("line", lambda point: point.low_s),
+    estimates: dict[str, tuple[str, Value]] = {
+        "high estimate": ("line", lambda point: point.high_s),
+        "low estimate": ("line", lambda point: point.low_s),
         "lower bound": ("dashed", lambda point: point.lower_bound_s),
     }
     lines = tuple(
         Line(name, tuple((point.batch, seconds / point.batch) for point in ordered if (seconds := of(point))), style)
-        for name, (style, of) in edges.items()
+        for name, (style, of) in estimates.items()
     )
     first = ordered[0]
-    found = [(first, f"limited by {first.bound_by}")]
-    found += [
+    marked = [(first, f"bottleneck: {first.bound_by}")]
+    marked += [
         (step[bend.batch], f"{bend.bound_by} from batch {bend.batch:,}")
         for bend in bends
         if bend.context == context and bend.batch in step
@@ -463,9 +473,9 @@ def bend_chart(curves: Sequence[SweepPoint], bends: Sequence[Bend], context: int
         x=Axis(BATCH, Kind.COUNT, is_log=True, base=2),
         y=Axis("time per token", Kind.SECONDS, is_log=True),
         lines=tuple(line for line in lines if line.points),
-        marks=tuple(Mark(point.batch, (point.high_s or 0.0) / point.batch, text) for point, text in found),
-        caption="Where launches or reading the weights limit a step, one more sequence is nearly free and the time per "
-        f"token falls; where compute or reading the cache does, it stays. {_STEPS}",
+        marks=tuple(Mark(point.batch, (point.high_s or 0.0) / point.batch, text) for point, text in marked),
+        caption="Where kernel launches or reading the weights are the bottleneck, one more sequence is nearly free and "
+        f"the time per token falls; where compute or reading the cache is, it stays. {_STEPS}",
     )
 
 

@@ -96,7 +96,7 @@ def _kind(graph: CallGraph, row: int) -> OpKind:
 
 
 def _tensors(graph: CallGraph, site: AttentionSite) -> tuple[TensorMeta, ...]:
-    """Q, K, V and O: those of the op, or of the two products where the scores are written out."""
+    """Q, K, V and O of the op, or of the two matmuls where the scores are written out."""
     kind = _kind(graph, site.row)
     if len(site.rows) == 1:
         return (*(operand(kind, place, name, name[0]) for place, name in enumerate(_OPERANDS)), kind.outputs[0])
@@ -114,7 +114,7 @@ _OPERANDS = ("query", "key", "value")
 
 
 def _has_bias(graph: CallGraph, site: AttentionSite) -> bool:
-    """Whether a fused op has a mask that is not the causal one; between written-out products it cannot be told."""
+    """Whether a fused op has a mask that is not the causal one; between written-out matmuls it cannot be told."""
     if len(site.rows) > 1 or site.span.is_causal:
         return False
     kind = _kind(graph, site.row)
@@ -122,7 +122,7 @@ def _has_bias(graph: CallGraph, site: AttentionSite) -> bool:
 
 
 def _rows_of(graph: CallGraph, site: AttentionSite) -> Iterator[int]:
-    """The fused op; or both products and everything between them in the same call that the scores flow through."""
+    """The fused op; or both matmuls and everything between them in the same call that the scores flow through."""
     if len(site.rows) == 1:
         yield site.row
         return
@@ -185,8 +185,8 @@ class AttentionWhatIf:
     """One stage of one phase with one kind of attention; `stage` may be all stages of the phase together.
 
     `flops` are as written: all pairs of query and key. `visible_flops` leave out the pairs that a mask hides; a kernel
-    runs over one or the other. `alone` is the attention by itself. `peak_bytes` is live memory; for flash that of the
-    fused trace, None without one. Times are None without a device.
+    runs over one or the other. `alone` is the attention by itself. `peak_bytes` is live memory; for flash it is
+    the peak of the fused trace, None without one. Times are None without a device.
     """
 
     phase: str
@@ -368,14 +368,14 @@ def what_if_report(title: str, rows: Sequence[AttentionWhatIf], machine: str | N
 
 
 def _alone_table(merged: Sequence[Merged], *, has_times: bool) -> Table:
-    """Where a stage is bound by launches or the rest outweighs, the attention by itself still shows the difference."""
+    """Where kernel launches or other work dominate a stage, the attention by itself still shows the difference."""
     cells: dict[Column, Callable[[Merged], Cell]] = {
         Column("stage"): lambda row: _label(row[0]),
         Column("attention"): lambda row: row[1],
         Column("from"): lambda row: row[2],
         Column("FLOPs run", Kind.FLOPS): lambda row: row[0].alone.flops,
         Column("bytes moved", Kind.BYTES): lambda row: row[0].alone.bytes_moved,
-        Column("launches", Kind.COUNT): lambda row: row[0].alone.launches,
+        Column("kernel launches", Kind.COUNT): lambda row: row[0].alone.launches,
         Column("memory added by one", Kind.BYTES): lambda row: row[0].alone.added_bytes,
     }
     if has_times:
@@ -409,16 +409,19 @@ def _notes(rows: Sequence[AttentionWhatIf], machine: str | None) -> Iterator[Not
         return
     traced = {row.attention for row in rows if row.is_traced}
     yield Note(
-        "FLOPs as written are those of all pairs of query and key. Visible pairs leave out what a causal mask or a "
-        "window hides: S * (S + 1) / 2 of S * S. Flash runs over all pairs, flash, visible pairs over those."
+        "FLOPs as written count all pairs of query and key. Visible pairs leave out what a causal mask or a "
+        "window hides: S * (S + 1) / 2 of S * S. `flash` runs over all pairs, `flash, visible pairs` over the visible "
+        "ones."
     )
     yield Note(
         "Flash is a formula: Q, K and V are read once and O is written once; scores and mask never reach memory. "
-        "Its peak is that of the fused trace, which holds no scores either. An additive bias that is no causal mask "
-        "keeps the op of the trace."
+        "Its peak memory is the peak of the fused trace, which holds no scores either. An additive bias that is no "
+        "causal mask keeps the op of the trace."
     )
     for kind in (AttentionKind.EAGER, AttentionKind.FUSED):
         if kind not in traced:
             yield Note(f"No {kind} attention: the code does not run that way, or the trace is a saved one.")
     if machine is not None:
-        yield Note("Times: PyTorch launches kernel after kernel; a fused op with a causal flag skips hidden pairs too.")
+        yield Note(
+            "Times are of PyTorch, one kernel after the other; a fused op with a causal flag skips hidden pairs too."
+        )

@@ -1,10 +1,10 @@
 """Rates of a calibrated machine: every op by the measured table of its family of work, at its size.
 
-Between two measured sizes a time lies on a straight line between their logarithms. On those lines a time that is
+Between two measured sizes a time is on a straight line between their logarithms. On those lines a time that is
 constant (the way to the kernel) and one that grows in proportion (bandwidth, arithmetic) are both exact, whatever the
 distance between the measured sizes.
 
-Some tensors lie scattered in memory: neighbours along their last dimension are far apart. A convolution leaves its
+Some tensors are scattered in memory: neighbours along their last dimension are far apart. A convolution leaves its
 channels first; read with the channels last, they are scattered. Elementwise ops hand the layout of their first operand
 on to their result, so that a whole residual stream can stay scattered: every sum with a contiguous tensor then reads
 one of the two in strides, and every norm copies its input first. A trace holds no strides; they are followed here from
@@ -31,7 +31,7 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -43,12 +43,12 @@ from llm_perf_opt.costs.necessary.read_once import preparation
 from llm_perf_opt.ops.op import CalibratedWork, Kernel, Layout
 from llm_perf_opt.ops.table import MODULE_CALL, ScatteredInputs, calibrated_work_of, op_of
 from llm_perf_opt.timing.lower_bound import LowerBound
-from llm_perf_opt.timing.rates import NOTHING, Band, OpRun, Overhead, Piece, Pieces, RateTime
+from llm_perf_opt.timing.rates import NOTHING, Band, OpRun, Overhead, Piece, RateTime, StagePieces, TimesPieces
 from llm_perf_opt.timing.stage_work import StageWork
 
 _LARGE = 32 * 2**20
 _MOST_FREE_END = 2 * _LARGE
-_ALIGNMENT = 64  # of torch's allocations, and what a block needs beside its content
+_ALIGNMENT = 64  # of torch's allocations, and what a block needs besides its content
 _PASSES = 3  # a model runs more than once; by then the allocator has settled
 
 
@@ -148,7 +148,7 @@ SOURCE = "calibration"
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedRates:
+class CalibratedRates(TimesPieces):
     """The rates that a calibration measured, one op after the other, on one machine."""
 
     calibration: Calibration
@@ -179,25 +179,13 @@ class CalibratedRates:
         return
 
     def notes(self) -> Iterator[Note]:
-        """Where the times and their ends come from."""
+        """Where the times come from, and their low and high."""
         yield Note(f"Times on {self.title}, as its calibration measured them.")
         yield Note("Low and high: all work at the fastest, or all at the slowest try of the calibration.")
         if self.calibration.is_smoke:
             yield Note("The calibration tried the smallest sizes only: these times mean nothing.", Level.WARNING)
 
-    @property
-    def engine(self) -> str | None:
-        """No engine's in particular."""
-        return None
-
-    def meet(self, graphs: Iterable[CallGraph]) -> None:
-        """Kernels are timed as they come: nothing is learnt of a run."""
-
-    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
-        """None: times are those of ops."""
-        return {}
-
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
         """The ops of each stage, its module calls, and the bytes that the system hands out while it runs."""
         names, stages = stage_names(graph), stage_of_ops(graph)
         runs = _op_runs_by_stage(graph, stages)
@@ -205,9 +193,11 @@ class CalibratedRates:
         fresh = self._fresh_bytes_by_stage(graph, stages)
         overheads = {Overhead.FRESH_BYTE: fresh, Overhead.MODULE_CALL: calls}
         return {
-            work.name: (
-                *runs[work.name].items(),
-                *((overhead, counts[work.name]) for overhead, counts in overheads.items() if counts[work.name]),
+            work.name: StagePieces(
+                pieces=(
+                    *runs[work.name].items(),
+                    *((overhead, counts[work.name]) for overhead, counts in overheads.items() if counts[work.name]),
+                )
             )
             for work in works
         }
@@ -247,10 +237,6 @@ class CalibratedRates:
     def launch_time(self) -> Band:
         """A measured op includes its launch."""
         return NOTHING
-
-    def of_stage(self, kernels: Band) -> Band:
-        """Its ops and nothing else."""
-        return kernels
 
     def likely_s(self, lower_bound: LowerBound) -> float:
         """The same as `least_s`."""
@@ -299,7 +285,7 @@ def scattered_inputs(graph: CallGraph) -> Iterator[ScatteredInputs]:
 
 
 def _result(kind: OpKind, layout: Layout, place: int, seen: list[bool]) -> bool:
-    """Whether an output lies scattered, from whether the inputs do."""
+    """Whether an output is scattered, from whether the inputs do."""
     if not seen:
         return False
     alias = kind.output_aliases[place] if place < len(kind.output_aliases) else -1

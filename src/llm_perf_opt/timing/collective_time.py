@@ -5,7 +5,7 @@ its links, and no latency. The band runs from the best form at the highest fract
 the usual forms at the lowest. Groups of one plan run side by side: each rank has its own adapter out of the node.
 
 A form is a usual way to run a collective: how many steps it takes, and how many bytes a rank moves over which link.
-g ranks lie on k nodes, at most m on one; N is the payload. On one node k is 1 and m is g.
+g ranks run on k nodes, at most m on one; N is the payload. On one node k is 1 and m is g.
 
 An implementation may overlap the collectives of a stage with other work, by splitting a batch in two or by gathering
 weights ahead. So the band runs from full overlap, the longer of the two alone, to none, their sum.
@@ -94,7 +94,7 @@ def _fast_all_reduce(payload: int, at: RankPlacement, *, adds_inside: bool, adds
 
 def _least_bytes(kind: CollectiveKind, payload: int, at: RankPlacement) -> tuple[float, float]:
     by_kind: dict[CollectiveKind, _Bytes] = {
-        CollectiveKind.ALL_TO_ALL: _exchange_bytes,
+        CollectiveKind.ALL_TO_ALL: _all_to_all_bytes,
         CollectiveKind.BROADCAST: _whole_bytes,
         CollectiveKind.SEND: _whole_bytes,
         CollectiveKind.RECV: _whole_bytes,
@@ -109,7 +109,7 @@ def _scatter_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
     return (at.ranks - 1) * share - between, between
 
 
-def _exchange_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
+def _all_to_all_bytes(payload: int, at: RankPlacement) -> tuple[float, float]:
     """An equal part for every rank."""
     share = payload / at.ranks
     return (at.most_per_node - 1) * share, (at.ranks - at.most_per_node) * share
@@ -136,7 +136,7 @@ _ENGINE_BYTES = 128 * 1024  # up to here engines reduce with kernels of their ow
 class CollectiveTime:
     """One collective on one cluster. What is None is not known, and `why_unknown` says why.
 
-    `form` names the form of the low edge and, where it is another, that of the high edge; `link` the slowest link used.
+    `form` names the form of the low estimate and, where it differs, of the high one; `link` is the slowest link used.
     """
 
     bound_ns: int | None
@@ -244,7 +244,7 @@ def _node_bytes(collective: Collective, at: RankPlacement, between: Link) -> flo
 def _edge(
     collective: Collective, at: RankPlacement, links: _Links, priors: LinkPriors, *, is_low: bool
 ) -> tuple[float, str]:
-    """The shortest form in nanoseconds, and its name: the best forms for the low edge, the usual ones for the high."""
+    """Nanoseconds and name of the shortest form: the best forms for the low estimate, the usual ones for high."""
     forms = (
         fast_forms(
             collective.kind,
@@ -267,7 +267,7 @@ def _has_engine_kernel(collective: Collective, at: RankPlacement, links: _Links)
 
 
 def _engine_high(collective: Collective, at: RankPlacement, links: _Links, priors: LinkPriors) -> tuple[float, str]:
-    """One shot, every peer at once, at the high edge of what engines take."""
+    """One shot, every peer at once, at the high estimate of what engines take."""
     form = CollectiveForm(
         name="one shot",
         steps_inside=1,
@@ -282,7 +282,7 @@ def _engine_high(collective: Collective, at: RankPlacement, links: _Links, prior
 def _form_ns(
     form: CollectiveForm, at: RankPlacement, links: _Links, priors: LinkPriors, *, is_low: bool, is_to_one: bool
 ) -> float:
-    """Fixed cost, steps, and bytes: at the low edge the traffic inside and between nodes overlaps, at the high not."""
+    """Fixed cost, steps, and bytes: traffic inside and between nodes overlaps in the low estimate alone."""
     fixed, factor = (prior.low if is_low else prior.high for prior in (priors.fixed_us, priors.step_factor))
     ns = fixed * _MICRO_IN_NANO
     traffic = [0.0]
@@ -306,9 +306,9 @@ NO_CLUSTER = "one device alone has no links: name the cluster, such as 8x h100-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """What one rank exchanges in a stage.
+    """The collectives that one rank runs in a stage.
 
-    `sent_bytes` are those of a ring or of pairs, without sums in a switch. `band` is the time on the links if nothing
+    `sent_bytes` counts a ring or pairs, without sums in a switch. `band` is the time on the links if nothing
     else runs; None: at least one collective has no known time, and `unknown` says why, with how many.
     """
 
@@ -319,7 +319,7 @@ class Communication:
     unknown: Mapping[str, int]
 
     def exposed(self, busy: Band) -> Band | None:
-        """What is left of it beside the other work of the device: with full overlap, and with none."""
+        """The part that other work of the device does not hide: with full overlap, and with none."""
         return None if self.band is None else Band(max(0.0, self.band.low - busy.low), self.band.high)
 
 
@@ -327,20 +327,20 @@ def communication_of(
     kernels: Mapping[Kernel, int], cluster: Cluster | None, *, by_engine: bool = False
 ) -> Communication | None:
     """The collectives among these kernels; None: there are none. `by_engine`: a serving engine runs them."""
-    exchanges = [(kernel, count) for kernel, count in kernels.items() if kernel.kind is KernelKind.COMMUNICATION]
-    if not exchanges:
+    counted = [(kernel, count) for kernel, count in kernels.items() if kernel.kind is KernelKind.COMMUNICATION]
+    if not counted:
         return None
     band = NOTHING
     unknown: Counter[str] = Counter()
-    for kernel, count in exchanges:
+    for kernel, count in counted:
         time = kernel_on_links(kernel, cluster, by_engine=by_engine)
         if (single := band_of(time)) is None:
             unknown[time.why_unknown or ""] += count
         else:
             band += single.times(count)
-    known = [(kernel.collective, count) for kernel, count in exchanges if kernel.collective is not None]
+    known = [(kernel.collective, count) for kernel, count in counted if kernel.collective is not None]
     return Communication(
-        collectives=sum(count for _, count in exchanges),
+        collectives=sum(count for _, count in counted),
         payload_bytes=sum(collective.payload_bytes * count for collective, count in known),
         sent_bytes=round(sum(sent_bytes(collective) * count for collective, count in known)),
         band=None if unknown else band,
@@ -356,7 +356,7 @@ def kernel_on_links(kernel: Kernel, cluster: Cluster | None, *, by_engine: bool 
 
 
 def time_on_links(collective: Collective, cluster: Cluster | None, *, by_engine: bool = False) -> CollectiveTime:
-    """The time of one collective; without a cluster only that of a group of one is known, which exchanges nothing."""
+    """The time of one collective; without a cluster only a group of one rank has a known time, zero."""
     if cluster is not None:
         return collective_time(collective, cluster, by_engine=by_engine)
     if collective.group.size > 1:
@@ -371,7 +371,7 @@ def band_of(time: CollectiveTime) -> Band | None:
     return Band(time.low_ns * 1e-9, time.high_ns * 1e-9)
 
 
-def beside(busy: Band, communication: Band) -> Band:
+def overlapped(busy: Band, communication: Band) -> Band:
     """Other work and communication on one device: the longer of the two with full overlap, the sum with none.
 
     Engines overlap little of it, so that the sum is expected.

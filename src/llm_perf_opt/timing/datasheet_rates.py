@@ -1,13 +1,13 @@
 """Rates from a data sheet: the fractions of peak and bandwidth that kernels reach, as bands found by several sources.
 
 A kernel keeps a device busy for a fixed cost, and then for its FLOPs or its bytes, whichever takes longer. Compared
-with measured kernel tables, `floor + max(FLOPs / rate, bytes / bandwidth)` follows products from one row to 8,192
-within about a fifth on the devices whose small products do not run from their caches.
+with measured kernel tables, `floor + max(FLOPs / rate, bytes / bandwidth)` follows matmuls from one row to 8,192
+within about a fifth on the devices that do not run small matmuls from their caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,12 +21,12 @@ from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.collective_time import band_of, kernel_on_links
 from llm_perf_opt.timing.engine_kernels import fused_kernels
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, fastest_peak, is_known
-from llm_perf_opt.timing.rates import NOTHING, Band, Piece, Pieces, RateTime
+from llm_perf_opt.timing.rates import NOTHING, Band, Piece, RateTime, StagePieces, TimesPieces
 from llm_perf_opt.timing.stage_work import StageWork
 
 SOURCE = "data sheet"
 LINKS = "links"
-SMALL_WEIGHTS = 4_000_000  # up to here a product is priced as the sources' small ones
+SMALL_WEIGHTS = 4_000_000  # up to here a matmul is priced as the sources' small ones
 LARGE_WEIGHTS = 60_000_000  # and from here as their large ones; between, the band spans both
 _MICRO = 1e-6
 _SIXTEEN_BITS = ("bf16", "fp16")
@@ -47,12 +47,12 @@ class Execution(StrEnum):
 
 _EXECUTIONS = {
     Execution.EAGER: "Eager PyTorch: the host launches every op of the trace, one after the other.",
-    Execution.FUSED: "An optimised engine: grouped experts, fused vector ops, captured graphs, no scheduler.",
+    Execution.FUSED: "Engine kernels: grouped experts, fused vector ops, captured CUDA graphs, no scheduler.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class DataSheetRates:
+class DataSheetRates(TimesPieces):
     """The rates of a device that need not be there: its data sheet, and what fraction of it others have reached."""
 
     device: Device
@@ -80,22 +80,10 @@ class DataSheetRates:
         """Who launches the kernels."""
         yield Note(_EXECUTIONS[self.execution])
 
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
         """The kernels of each stage, as written or as an engine that fuses little."""
         fused = fused_kernels(graph, least=True) if self.execution is Execution.FUSED else {}
-        return {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
-
-    @property
-    def engine(self) -> str | None:
-        """No engine's in particular."""
-        return None
-
-    def meet(self, graphs: Iterable[CallGraph]) -> None:
-        """Kernels are timed as they come: nothing is learnt of a run."""
-
-    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
-        """None: times are those of kernels."""
-        return {}
+        return {work.name: StagePieces(pieces=tuple(fused.get(work.name, work.kernels).items())) for work in works}
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The device time of one launch; nothing but kernels is described."""
@@ -117,10 +105,6 @@ class DataSheetRates:
         """The same."""
         return self.least_s(lower_bound)
 
-    def of_stage(self, kernels: Band) -> Band:
-        """Its kernels and nothing else."""
-        return kernels
-
     @property
     def best_bandwidth_share(self) -> float:
         """The largest share of the bandwidth that any source found."""
@@ -128,7 +112,7 @@ class DataSheetRates:
 
 
 @dataclass(frozen=True, slots=True)
-class RatesAbove:
+class RatesAbove(TimesPieces):
     """What sources share that know more than a data sheet of some kernels, and fall back on it for the others."""
 
     below: DataSheetRates
@@ -140,7 +124,7 @@ class RatesAbove:
 
     @property
     def device(self) -> Device:
-        """The device whose data sheet bounds every time."""
+        """The device with the data sheet that bounds every time."""
         return self.below.device
 
     @property
@@ -158,25 +142,9 @@ class RatesAbove:
         """Whether a serving engine runs the kernels."""
         return self.below.is_engine
 
-    @property
-    def engine(self) -> str | None:
-        """No engine's in particular."""
-        return None
-
-    def meet(self, graphs: Iterable[CallGraph]) -> None:
-        """Kernels are timed as they come: nothing is learnt of a run."""
-
-    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
-        """None: times are those of kernels."""
-        return {}
-
     def launch_time(self) -> Band:
         """Of the host, as by the data sheet."""
         return self.below.launch_time().expected_in_the_middle()
-
-    def of_stage(self, kernels: Band) -> Band:
-        """Its kernels and nothing else."""
-        return kernels
 
     def least_s(self, lower_bound: LowerBound) -> float:
         """Nothing is faster than the bound; what was measured needs no further one."""
@@ -198,7 +166,7 @@ def _on_links(kernel: Kernel, cluster: Cluster | None, *, by_engine: bool) -> tu
 def kernel_time(kernel: Kernel, device: Device, priors: EfficiencyPriors) -> RateTime:
     """The device time of one launch, without the host's part.
 
-    At the low edge bytes that fit in the device's cache are found there, at the high edge every byte comes from memory.
+    The low estimate finds bytes in the device's cache if they fit, the high one reads every byte from memory.
     """
     floor, fraction, bandwidth = priors_of(kernel, priors)
     compute = _compute_band(kernel, fraction, device)
@@ -217,7 +185,7 @@ def kernel_time(kernel: Kernel, device: Device, priors: EfficiencyPriors) -> Rat
 
 
 def _largest(compute: Band, traffic: Band, fixed: Band) -> BoundBy:
-    """By the high edges: the low edge of traffic is nothing where a cache may hold it."""
+    """By the high estimates: the low estimate of traffic is nothing where a cache may hold it."""
     high = {BoundBy.COMPUTE: compute.high, BoundBy.BANDWIDTH: traffic.high, BoundBy.LAUNCHES: fixed.high}
     return max(high, key=lambda bound: high[bound])
 
@@ -231,7 +199,7 @@ def _compute_band(kernel: Kernel, fraction: Prior, device: Device) -> Band:
 
 
 def compute_rates(dtype: str, fraction: Prior, device: Device) -> tuple[float, float]:
-    """FLOP/s at the low and at the high edge of a band."""
+    """FLOP/s at the low and at the high estimate."""
     best = fastest_peak(dtype, device)
     usual = _usual_peak(dtype, device, best)
     ceiling = _ceiling(dtype, fraction.high, device)
@@ -247,7 +215,7 @@ def _usual_peak(dtype: str, device: Device, best: int) -> int:
 
 
 def _ceiling(dtype: str, fraction: float, device: Device) -> float:
-    """Nothing exceeds the best product measured on this very device, where that is known.
+    """Nothing exceeds the best matmul measured on this very device, where that is known.
 
     What was measured in one 16-bit type holds for the other: they share their matrix engines.
     """

@@ -1,8 +1,9 @@
 """Times of the kernels that PyTorch launches op by op, and that no table of an engine's kernels describes.
 
-Vector kernels by how they go through memory; products whose rows the matrix engines cannot load whole; stacks of tiny
-products; PyTorch's flash attention; on AMD GPUs every product. The figures are read off recordings of other models on
-an H100 and an MI300X (`core/hardware/eager_rates.toml`). Other GPUs of the two vendors are scaled, with a wider band.
+Vector kernels by how they go through memory; matmuls with rows that the matrix engines cannot load whole; stacks of
+tiny matmuls; PyTorch's flash attention; on AMD GPUs every matmul. The figures are read off recordings of other models
+on an H100 and an MI300X (`core/hardware/eager_rates.toml`). Other GPUs of the two vendors are scaled, with a wider
+band.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.priors import (
     AttentionRate,
     EagerRates,
-    ProductRate,
+    MatmulRate,
     VectorRate,
     clock_ratio,
     eager_rates,
@@ -23,7 +24,7 @@ from llm_perf_opt.core.hardware.priors import (
     recorded_device,
 )
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.timing.lower_bound import BoundBy, is_known
 from llm_perf_opt.timing.rates import Band, RateTime
@@ -32,7 +33,7 @@ SOURCE = "eager recordings"
 RECORDED = "recorded rates"  # the origin of a time by rates that recordings of other models gave
 _TILE = 128  # rows and columns that one compute unit multiplies at a time
 _SMALL = 16  # rows and columns up to which a matrix of a stack is one tile, however small
-_NARROW = 8  # columns below which a product is a sum over rows: bound by its bytes
+_NARROW = 8  # columns below which a matmul is a sum over rows: bound by its bytes
 _MICRO = 1e-6
 
 
@@ -45,7 +46,7 @@ def eager_time(kernel: Kernel, device: Device) -> RateTime | None:
         case KernelKind.VECTOR:
             vector = _vector(kernel, device, rates)
         case KernelKind.MATMUL:
-            vector = _product(kernel, device, rates)
+            vector = _matmul(kernel, device, rates)
         case KernelKind.ATTENTION:
             vector = _attention(kernel, device, rates.attention)
         case _:
@@ -59,16 +60,16 @@ def eager_time(kernel: Kernel, device: Device) -> RateTime | None:
 
 
 def launched_alone(band: Band, kernel: Kernel, device: Device) -> Band:
-    """The time of a table, which is that of many products in a captured graph, for one that eager PyTorch launches.
+    """The time of one matmul that eager PyTorch launches, from a table of matmuls in a captured graph.
 
-    It takes longer by a gap, and the release of the library may be another than that of the table. Part of the gap is
-    an older library: on a device where nothing was recorded there may be none.
+    It takes longer by a gap, and the release of the library may differ from the table's. Part of the gap is an older
+    library: on a device where nothing was recorded there may be none.
     """
     rates = eager_rates(device)
     if rates is None or kernel.kind is not KernelKind.MATMUL:
         return band
-    gap = rates.product.one_row_gap_us if kernel.rows == 1 else rates.product.table_gap_us
-    release = rates.product.release_spread
+    gap = rates.matmul.one_row_gap_us if kernel.rows == 1 else rates.matmul.table_gap_us
+    release = rates.matmul.release_spread
     if release is not None and band.expected is not None:
         band = Band(band.low * release.low, band.high * release.high, band.expected * release.expected)
     if gap is None:
@@ -101,9 +102,9 @@ def _moving_s(kernel: Kernel, device: Device, rates: EagerRates, rate: VectorRat
     return max(two_bytes / per_second, kernel.bytes_moved / (device.bandwidth_bytes_per_s * best))
 
 
-def _product(kernel: Kernel, device: Device, rates: EagerRates) -> _Found | None:
-    shape, rate = kernel.shape, rates.product
-    if not isinstance(shape, ProductShape) or not _is_half(kernel, device):
+def _matmul(kernel: Kernel, device: Device, rates: EagerRates) -> _Found | None:
+    shape, rate = kernel.shape, rates.matmul
+    if not isinstance(shape, MatmulShape) or not _is_half(kernel, device):
         return None
     floor_s, moving_s = rate.floor_us * _MICRO, _streaming_s(kernel, device, rates)
     if min(shape.columns, shape.depth) < _NARROW and shape.count == 1:
@@ -113,7 +114,7 @@ def _product(kernel: Kernel, device: Device, rates: EagerRates) -> _Found | None
         if units is None:
             return None
         matrices_s = shape.count * rate.small_matrix_us * _MICRO / units
-        return floor_s + max(matrices_s, moving_s), f"{kernel.kind}, stack of small ones", BoundBy.COMPUTE
+        return floor_s + max(matrices_s, moving_s), f"{kernel.kind}, batch of small ones", BoundBy.COMPUTE
     if kernel.pattern is not None:
         if units is None:
             return None
@@ -138,7 +139,7 @@ def _streaming_s(kernel: Kernel, device: Device, rates: EagerRates) -> float:
     return kernel.bytes_moved / (device.bandwidth_bytes_per_s * share)
 
 
-def _unaligned_share(pattern: AccessPattern, shape: ProductShape, rate: ProductRate) -> float:
+def _unaligned_share(pattern: AccessPattern, shape: MatmulShape, rate: MatmulRate) -> float:
     if pattern is AccessPattern.UNALIGNED_CHANNELS:
         return rate.unaligned_channels
     return rate.unaligned_odd if shape.columns % 2 or shape.depth % 2 else rate.unaligned_even
@@ -150,7 +151,7 @@ def _units(device: Device) -> float | None:
     return None if units is None else float(units)
 
 
-def _tiles(shape: ProductShape) -> int:
+def _tiles(shape: MatmulShape) -> int:
     return shape.count * math.ceil(shape.rows / _TILE) * math.ceil(shape.columns / _TILE)
 
 

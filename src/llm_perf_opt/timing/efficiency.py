@@ -16,7 +16,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.priors import efficiency_priors
 from llm_perf_opt.core.report import Axis, Column, Kind, Line, LineChart, Mark, Table
-from llm_perf_opt.core.tensor_formats import product_dtype
+from llm_perf_opt.core.tensor_formats import matmul_dtype
 from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.ops.table import price
 from llm_perf_opt.timing.lower_bound import BoundBy, bytes_from_memory, fastest_peak, lower_bound
@@ -124,13 +124,13 @@ def _bound_by(
 
 
 def launch_overhead_s(device: Device) -> float:
-    """What one launch costs at least: the device's own figure, or the low edge of the prior for eager PyTorch."""
+    """What one launch costs at least: the device's own figure, or the low estimate of the prior for eager PyTorch."""
     if device.launch_overhead_ns is not None:
         return device.launch_overhead_ns * 1e-9
     return efficiency_priors().eager_launch_us.low * 1e-6
 
 
-MEASURED_SLACK = 0.05  # by which a run may beat a peak that was itself measured
+MEASURED_SLACK = 0.05  # by which a run may exceed a peak that was itself measured
 
 
 def check_physics(stages: Sequence[StageEfficiency], device: Device) -> None:
@@ -144,7 +144,7 @@ def _check_stage(stage: StageEfficiency, device: Device) -> None:
     if stage.mfu is not None and stage.mfu * _required_share(stage) > ceiling:
         raise _impossible(
             f"Stage {stage.name!r} has an MFU of {stage.mfu:.2f} on {device.name}.",
-            f"it would have done its FLOPs in {format_seconds(stage.seconds)}, faster than the dense peak",
+            f"its FLOPs in {format_seconds(stage.seconds)} are faster than the dense peak",
         )
     from_memory = bytes_from_memory(stage.weight_bytes or 0, device, forwards=stage.forwards)
     least_s = from_memory / device.bandwidth_bytes_per_s
@@ -157,7 +157,7 @@ def _check_stage(stage: StageEfficiency, device: Device) -> None:
     if stage.mbu is not None and stage.mbu > ceiling:
         raise _impossible(
             f"Stage {stage.name!r} has an MBU of {stage.mbu:.2f} on {device.name}.",
-            "weights and caches would have arrived faster than the memory's bandwidth",
+            "its weights and caches would exceed the memory bandwidth",
         )
 
 
@@ -170,15 +170,15 @@ def _impossible(what: str, why: str) -> PerfOptError:
     return PerfOptError(
         what,
         why=why,
-        fix="check that the device was waited for before the clock was read, that the trace is of this workload, "
-        "that the figures are those of this device, and that float32 work which may run as tf32 is compared with tf32",
+        fix="check that the clock was read after the device had finished, that the trace is of this workload, "
+        "that the figures belong to this device, and that float32 work that may run as tf32 is compared with tf32",
     )
 
 
 _MARGIN = 4.0  # how far the roof is drawn beyond the points and the ridge
 
 
-def roofline_chart(stages: Sequence[StageEfficiency], device: Device, dtype: str, title: str = "Roofline") -> LineChart:
+def roofline_chart(stages: Sequence[StageEfficiency], device: Device, dtype: str) -> LineChart:
     """Roofs of `device` as lines, one point per stage that has FLOPs and bytes."""
     points = {
         stage.name: (stage.intensity, stage.achieved_flops_per_s)
@@ -186,7 +186,9 @@ def roofline_chart(stages: Sequence[StageEfficiency], device: Device, dtype: str
         if stage.intensity and stage.achieved_flops_per_s
     }
     scatter = (Line("stages", tuple(sorted(points.values())), style="scatter"),) if points else ()
-    return _under_the_roofs(device, dtype, title, scatter, tuple(Mark(*point, name) for name, point in points.items()))
+    return _under_the_roofs(
+        device, dtype, "Roofline", scatter, tuple(Mark(*point, name) for name, point in points.items())
+    )
 
 
 def roofline_of_bands(rates: Mapping[str, tuple[float, float, float]], device: Device, dtype: str) -> LineChart:
@@ -213,8 +215,7 @@ def _under_the_roofs(
         y=Axis("rate", Kind.FLOPS_PER_S, is_log=True),
         lines=(*roofs, *drawn),
         marks=marks,
-        caption=f"{device.name}. Intensity counts the bytes of every op, so a stage whose data stay in a cache may lie "
-        "above the slope.",
+        caption=f"{device.name}. Intensity counts the bytes of every op, so a stage may be above the slope.",
     )
 
 
@@ -231,7 +232,7 @@ def efficiency_table(stages: Sequence[StageEfficiency]) -> Table:
         Column("MFU", Kind.RATIO),
         Column("MBU", Kind.RATIO),
         Column("of attainable", Kind.RATIO),
-        Column("launches", Kind.COUNT),
+        Column("kernel launches", Kind.COUNT),
         Column("bound by"),
     )
     rows = tuple(
@@ -288,7 +289,7 @@ def _under(phase: str, kind: OpKind, runs: int, device: Device) -> OpRoofline | 
     cost = price(kind)
     if cost is None or not (cost.flops or cost.bytes_moved):
         return None
-    dtype = product_dtype(meta.dtype for meta in kind.inputs)
+    dtype = matmul_dtype(meta.dtype for meta in kind.inputs)
     peak = fastest_peak(dtype, device) if dtype is not None and cost.flops else None
     compute_s = cost.flops / peak if peak else 0.0
     traffic_s = cost.bytes_moved / device.bandwidth_bytes_per_s

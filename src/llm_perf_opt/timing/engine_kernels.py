@@ -1,11 +1,11 @@
-"""The kernels that an optimised engine launches in place of those of the code as written.
+"""The kernels that an optimised engine launches in place of the kernels of the code as written.
 
-The rules of `fusions.py` and `fused_blocks.py` come first. Of what is left, products of one
-shape that run in siblings which do not feed each other are one kernel, and so are the vector ops between two products.
+The rules of `fusions.py` and `fused_blocks.py` come first. Of what is left, matmuls of one
+shape that run in siblings which do not feed each other are one kernel, and so are the vector ops between two matmuls.
 
 A band of the data sheet has to hold for every engine, also for one that fuses little (`necessary_kernels`): experts run
 on the tokens that chose them, latent attention on the latent vectors, the last layer on the last position, and
-attention on the pairs that a mask leaves visible; joined products, caches extended in place and the other rules of
+attention on the pairs that a mask leaves visible; joined matmuls, caches extended in place and the other rules of
 `fusions.py` are not granted.
 """
 
@@ -19,7 +19,7 @@ from itertools import accumulate, chain
 from typing import cast
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops, tensor_offsets
+from llm_perf_opt.core.callgraph.queries import calls_of, found_once, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.anatomy import Anatomy, anatomy_of
@@ -28,7 +28,7 @@ from llm_perf_opt.costs.necessary.expert_blocks import routing_policy_of
 from llm_perf_opt.costs.necessary.read_once import preparation
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of
 from llm_perf_opt.ops.cost import packet_of
-from llm_perf_opt.ops.kernel_shape import ProductShape
+from llm_perf_opt.ops.kernel_shape import MatmulShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind, OpRole
 from llm_perf_opt.ops.table import bytes_read, kernels_of, op_role
 from llm_perf_opt.timing.fused_blocks import fused_attention, fused_experts
@@ -36,8 +36,8 @@ from llm_perf_opt.timing.fusions import (
     FusedOps,
     Fusion,
     fewer_rows,
-    head_products,
-    joined_products,
+    head_matmuls,
+    joined_matmuls,
     latent_cache_bytes,
     outer_products,
     prepared_weights,
@@ -84,13 +84,15 @@ class OutsideBytes:
             for storage, meta in zip(outputs, kind.outputs, strict=True):
                 made[storage] = min(tensor_bytes(meta), most)
         end = rows[-1]
-        kept = sum(size for storage, size in made.items() if storage < 0 or self._is_read_after(storage, end))
-        return sum(read.values()) + kept
+        # A tensor of unknown storage may be read by anyone later, so it counts as written.
+        written = sum(size for storage, size in made.items() if storage < 0 or self._is_read_after(storage, end))
+        return sum(read.values()) + written
 
     def _size(self, storage: int) -> int:
-        return self._storages.bytes[storage] if storage >= 0 else 2**62
+        return self._storages.bytes[storage] if storage >= 0 else 2**62  # unknown: it limits nothing
 
     def _is_read_after(self, storage: int, row: int) -> bool:
+        # Tensors that outlive the phase, a cache or the logits, are read by later work.
         return self._last_read[storage] > row or self._storages.freed_op[storage] >= len(self._ops.kind)
 
 
@@ -111,22 +113,23 @@ def necessary_kernels(graph: CallGraph) -> dict[int, Kernel]:
     if not ops_of(graph).input_storages:
         return {}
     anatomy = anatomy_of(graph)
-    return dict([*_products(graph, anatomy), *_experts(graph, anatomy), *_attentions(graph, anatomy)])
+    return dict([*_matmuls(graph, anatomy), *_experts(graph, anatomy), *_attentions(graph, anatomy)])
 
 
-def _products(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
-    for product in anatomy.products:
-        kernel = single_kernel(graph, product.row) if 0 < product.kept < product.made else None
+def _matmuls(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
+    for matmul in anatomy.matmuls:
+        kernel = single_kernel(graph, matmul.row) if 0 < matmul.kept < matmul.made else None
         if kernel is not None:
-            yield product.row, fewer_rows(*kernel, kept=product.kept, made=product.made)
+            yield matmul.row, fewer_rows(*kernel, needed=matmul.kept, made=matmul.made)
 
 
 def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]:
-    """Blocks that the code runs on every token, expert by expert, in one product."""
+    """Blocks that the code runs on every token, expert by expert, in one matmul."""
     policy = routing_policy_of(graph)
     for block in anatomy.experts:
         if block.flops <= block.necessary_flops:
             continue
+        # FLOPs fall with the tokens that chose an expert; its weights are read as soon as one token did.
         share, read = block.necessary_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
         for row in block.rows:
             single = single_kernel(graph, row)
@@ -165,17 +168,19 @@ def _latent_bytes(kind: OpKind, site: AttentionSite) -> int:
 
 
 _Group = tuple[object, ...]
+EVERY_RULE = frozenset(Fusion)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleUse:
-    """How often a rule applied in a stage, and the launches before and after it."""
+    """How often a rule applied in a stage, the kernel launches before and after it, and the ops that it replaced."""
 
     stage: str
     rule: Fusion
     times: int
     before: int
     after: int
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +200,12 @@ class _Members:
     following: KernelKind | None = None  # of a group of vector ops: the kernel behind it
 
 
-def fused_kernels(graph: CallGraph, *, least: bool = False) -> dict[str, Counter[Kernel]]:
+def fused_kernels(
+    graph: CallGraph, *, least: bool = False, rules: frozenset[Fusion] = EVERY_RULE
+) -> dict[str, Counter[Kernel]]:
     """Stage -> the kernels left after fusion, and how many of each; `least`: as an engine that fuses little."""
     fused: dict[str, Counter[Kernel]] = {name: Counter() for name in stage_names(graph)}
-    for stage, kernel in fused_sequence(graph, least=least):
+    for stage, kernel in fused_sequence(graph, least=least) if least else fused_run(graph, rules).sequence:
         fused[stage][kernel] += 1
     return fused
 
@@ -212,53 +219,62 @@ def fused_sequence(graph: CallGraph, *, least: bool = False) -> tuple[tuple[str,
     return tuple((names[cast("int", group[0])], _as_one(of_group, None)) for group, of_group in members.items())
 
 
-def fused_run(graph: CallGraph) -> FusedRun:
-    """Every rule applied to one phase."""
+@found_once
+def fused_run(graph: CallGraph, rules: frozenset[Fusion] = EVERY_RULE) -> FusedRun:
+    """Every rule applied to one phase, or only these: what no rule replaces runs as written."""
     names, stages, kinds = stage_names(graph), stage_of_ops(graph), ops_of(graph).kind
-    rules = engine_rules(graph)
-    instead: dict[int, tuple[Kernel, ...]] = {row: () for fused in rules for row in fused.rows}
-    instead.update((fused.rows[0], fused.kernels) for fused in rules)
-    members = _members(graph, instead, alone=True)
+    granted = tuple(fused for fused in engine_rules(graph) if fused.rule in rules)
+    # The kernels of a rule run where its first op ran; its other ops launch nothing.
+    instead: dict[int, tuple[Kernel, ...]] = {row: () for fused in granted for row in fused.rows}
+    instead.update((fused.rows[0], fused.kernels) for fused in granted)
+    members = _members(graph, instead, alone=True, with_helpers=Fusion.LAYOUT not in rules)
     outside = OutsideBytes(graph) if ops_of(graph).input_storages and graph.storages is not None else None
     uses: dict[tuple[str, Fusion], list[int]] = {}
+    rows: dict[tuple[str, Fusion], list[int]] = {}
 
-    def count(stage: str, rule: Fusion, before: int, after: int) -> None:
+    def count(stage: str, rule: Fusion, before: int, after: int, replaced: Sequence[int]) -> None:
         use = uses.setdefault((stage, rule), [0, 0, 0])
         for place, more in enumerate((1, before, after)):
             use[place] += more
+        rows.setdefault((stage, rule), []).extend(replaced)
 
     prepared = preparation(graph).stop
-    for fused in rules:
+    for fused in granted:
         if fused.rows[0] >= prepared:
             before = sum(len(kernels_of(graph.op_kinds[kinds[row]])) for row in fused.rows)
-            count(names[stages[fused.rows[0]]], fused.rule, before, len(fused.kernels))
+            count(names[stages[fused.rows[0]]], fused.rule, before, len(fused.kernels), fused.rows)
     sequence: list[tuple[str, Kernel]] = []
     for group, of_group in members.items():
         stage = names[cast("int", group[0])]
+        is_vector = of_group.kernels[0].kind is KernelKind.VECTOR
+        rule = vector_rule(_kinds(graph, of_group.rows), of_group.following) if is_vector else Fusion.SIBLINGS
+        if rule not in rules:
+            sequence.extend((stage, kernel) for kernel in of_group.kernels)
+            continue
         sequence.append((stage, _as_one(of_group, outside)))
         if len(of_group.kernels) > 1:
-            is_vector = of_group.kernels[0].kind is KernelKind.VECTOR
-            rule = vector_rule(_kinds(graph, of_group.rows), of_group.following) if is_vector else Fusion.SIBLINGS
-            count(stage, rule, len(of_group.kernels), 1)
+            count(stage, rule, len(of_group.kernels), 1, of_group.rows)
     return FusedRun(
         sequence=tuple(sequence),
         rules=tuple(
-            RuleUse(stage=stage, rule=rule, times=use[0], before=use[1], after=use[2])
+            RuleUse(stage=stage, rule=rule, times=use[0], before=use[1], after=use[2], rows=tuple(rows[stage, rule]))
             for (stage, rule), use in sorted(uses.items(), key=lambda item: list(Fusion).index(item[0][1]))
         ),
     )
 
 
+@found_once
 def engine_rules(graph: CallGraph) -> tuple[FusedOps, ...]:
     """Where the rules apply that need to know which tensors an op took; an op is in one of them at most."""
     if not ops_of(graph).input_storages:
         return ()
     anatomy = anatomy_of(graph)
+    # The first rule that wants an op gets it: attention and experts take whole modules, so they come first.
     fusions = chain(
         fused_attention(graph, anatomy),
         fused_experts(graph, anatomy),
-        joined_products(graph, anatomy),
-        head_products(graph, anatomy),
+        joined_matmuls(graph, anatomy),
+        head_matmuls(graph, anatomy),
         prepared_weights(graph),
         outer_products(graph),
     )
@@ -270,21 +286,24 @@ def _kinds(graph: CallGraph, rows: list[int]) -> list[OpKind]:
     return [graph.op_kinds[kinds[row]] for row in rows]
 
 
-def _members(graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alone: bool) -> dict[_Group, _Members]:
+def _members(
+    graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alone: bool, with_helpers: bool = False
+) -> dict[_Group, _Members]:
     """What runs together, in the order in which each begins.
 
-    `instead` are kernels in place of those of an op, `alone` where no sibling joins them. Helpers of eager PyTorch are
-    left out: an engine keeps one layout.
+    `instead` are kernels in place of an op's own, `alone` where no sibling joins them. Helpers of eager PyTorch are
+    left out unless they are asked for: an engine keeps one layout.
     """
     siblings, stages, kinds = _Siblings(graph), stage_of_ops(graph), ops_of(graph).kind
     members: dict[_Group, _Members] = {}
-    last: dict[int, _Group] = {}  # per stage: the product that ran last
+    last: dict[int, _Group] = {}  # per stage: the matmul that ran last
     for row in range(preparation(graph).stop, len(kinds)):
         stage, own = stages[row], instead.get(row)
         for number, kernel in enumerate(kernels_of(graph.op_kinds[kinds[row]]) if own is None else own):
-            if kernel.is_helper:
+            if kernel.is_helper and not with_helpers:
                 continue
             if kernel.kind is KernelKind.VECTOR:
+                # Vector ops between two matmuls are one kernel: the matmul before them names their group.
                 group: _Group = (stage, last.get(stage))
             else:
                 by_itself = (alone and own is not None) or kernel.kind is KernelKind.COMMUNICATION
@@ -300,7 +319,7 @@ def _members(graph: CallGraph, instead: Mapping[int, tuple[Kernel, ...]], *, alo
 
 
 class _Siblings:
-    """Which products run in modules that are called by one module and do not feed each other.
+    """Which matmuls run in modules that are called by one module and do not feed each other.
 
     A sibling joins when everything its caller handed it existed before the first sibling was called.
     """
@@ -320,6 +339,7 @@ class _Siblings:
         leaf = self._paths[self._calls.path[call]].rpartition(".")[2]
         alike = (self._calls.parent[sibling], leaf, kernel.kind, kernel.weights, kernel.dtype)
         number, began = self._open.get(alike, (-1, -1))
+        # An input that was made after the group began may come from a member of the group.
         if number < 0 or self._ready[sibling] > began:
             number, began = number + 1, self._calls.first_op[sibling]
             self._open[alike] = (number, began)
@@ -341,7 +361,7 @@ def _ready_at(graph: CallGraph) -> array[int]:
 
 
 def _as_one(members: _Members, outside: OutsideBytes | None) -> Kernel:
-    """One kernel that does the work of all; its rows are the mean, since a grouped product tiles each part alone."""
+    """One kernel that does the work of all; its rows are the mean, since a grouped matmul tiles each part alone."""
     kernels, first = members.kernels, members.kernels[0]
     is_vector = first.kind is KernelKind.VECTOR
     if len(kernels) == 1 and not is_vector:
@@ -349,6 +369,7 @@ def _as_one(members: _Members, outside: OutsideBytes | None) -> Kernel:
     moved = sum(kernel.bytes_moved for kernel in kernels)
     avoidable = first.avoidable_bytes
     if is_vector:
+        # Without storages it is unknown which bytes stay inside the kernel: any of them may.
         avoidable = moved if outside is None else max(0, moved - outside.of(members.rows, kernels))
     return replace(
         first,
@@ -364,10 +385,10 @@ def _as_one(members: _Members, outside: OutsideBytes | None) -> Kernel:
     )
 
 
-def _shape_of_all(kernels: list[Kernel]) -> ProductShape | None:
-    """Products of one shape beside each other; None: they differ, or are no products."""
+def _shape_of_all(kernels: list[Kernel]) -> MatmulShape | None:
+    """Matmuls of one shape next to each other; None: they differ, or are no matmuls."""
     shapes = {kernel.shape for kernel in kernels}
     shape = next(iter(shapes))
-    if len(shapes) > 1 or not isinstance(shape, ProductShape):
+    if len(shapes) > 1 or not isinstance(shape, MatmulShape):
         return None
     return replace(shape, count=shape.count * len(kernels))

@@ -18,12 +18,12 @@ from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightMatmul
 from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
 from llm_perf_opt.costs.necessary.expert_blocks import ExpertBlock, routing_policy_of
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of
 from llm_perf_opt.ops.cost import elements, operand, packet_of
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind, OpRole
 from llm_perf_opt.ops.table import kernels_of, op_family, op_role
 from llm_perf_opt.timing.fusions import (
@@ -35,21 +35,21 @@ from llm_perf_opt.timing.fusions import (
     single_kernel,
 )
 
-_Products = Mapping[int, list[WeightProduct]]  # module call -> the products that its own modules run
+_Matmuls = Mapping[int, list[WeightMatmul]]  # module call -> the matmuls that its own modules run
 
 _COPIES = frozenset(f"aten.{name}" for name in ("reshape", "clone", "contiguous", "repeat", "repeat_interleave"))
 
 
 def fused_attention(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
     """Every attention, and what the code does for it that an engine does not."""
-    contexts, products = contexts_of(graph, anatomy), _products_by_caller(graph, anatomy)
+    contexts, matmuls = contexts_of(graph, anatomy), _matmuls_by_caller(graph, anatomy)
     for site in anatomy.attentions:
-        kernel = _kernel(graph, site, products, contexts.get(anatomy.forward_of_ops[site.row]))
+        kernel = _kernel(graph, site, matmuls, contexts.get(anatomy.forward_of_ops[site.row]))
         if kernel is not None:
             rows = (*_written_between(graph, site), *site.rows)
             yield FusedOps(rule=Fusion.ATTENTION, rows=tuple(sorted(rows)), kernels=(kernel,))
             if is_absorbed(site):
-                yield from _absorbed(graph, site, products)
+                yield from _absorbed(graph, site, matmuls)
     yield from _copies(graph, anatomy)
     yield from _appends(graph, anatomy)
 
@@ -64,27 +64,27 @@ def is_absorbed(site: AttentionSite) -> bool:
     )
 
 
-def _products_by_caller(graph: CallGraph, anatomy: Anatomy) -> _Products:
+def _matmuls_by_caller(graph: CallGraph, anatomy: Anatomy) -> _Matmuls:
     ops, calls = ops_of(graph), calls_of(graph)
-    by_call: dict[int, list[WeightProduct]] = {}
-    for product in anatomy.products:
-        call = ops.call[product.row]
+    by_call: dict[int, list[WeightMatmul]] = {}
+    for matmul in anatomy.matmuls:
+        call = ops.call[matmul.row]
         if call >= 0:
-            by_call.setdefault(calls.parent[call], []).append(product)
+            by_call.setdefault(calls.parent[call], []).append(matmul)
     return by_call
 
 
-def _kernel(graph: CallGraph, site: AttentionSite, products: _Products, context: int | None) -> Kernel | None:
+def _kernel(graph: CallGraph, site: AttentionSite, matmuls: _Matmuls, context: int | None) -> Kernel | None:
     """One launch; None: the op launches several, or scores are not laid out by sequence and head."""
     first, last = (graph.op_kinds[ops_of(graph).kind[row]] for row in (site.rows[0], site.rows[-1]))
     kernel = single_kernel(graph, site.row)
     if kernel is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
         return None
-    whole = replace(site, is_tail=False)  # an engine runs the last layer on every position
+    every_position = replace(site, is_tail=False)  # an engine runs the last layer on every position
     shape = _written_shape(site, first) if len(site.rows) > 1 else kernel[1].shape
     if isinstance(shape, AttentionShape):
-        shape = _engine_shape(site, shape, products)
-    flops = whole.necessary_flops(context)
+        shape = _engine_shape(site, shape, matmuls)
+    flops = every_position.necessary_flops(context)
     if len(site.rows) == 1:
         base, key, value = (
             kernel[1],
@@ -97,6 +97,7 @@ def _kernel(graph: CallGraph, site: AttentionSite, products: _Products, context:
         base = replace(kernel[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
         base = replace(base, sequences=first.outputs[0].shape[0])
     moved = min(moved, _engine_bytes(site, shape, moved, key, value))
+    # Scores that the code writes to memory stay on the chip in a fused kernel: these bytes are avoidable.
     written = 0 if len(site.rows) == 1 else max(0, _bytes_as_written(graph, site) - moved)
     return replace(
         base,
@@ -109,7 +110,7 @@ def _kernel(graph: CallGraph, site: AttentionSite, products: _Products, context:
 
 
 def _bytes_as_written(graph: CallGraph, site: AttentionSite) -> int:
-    """Of scores that go through memory: both products, and everything between them."""
+    """Of scores that go through memory: both matmuls, and everything between them."""
     kinds = ops_of(graph).kind
     rows = (*site.rows, *_written_between(graph, site))
     return sum(kernel.bytes_moved for row in rows for kernel in kernels_of(graph.op_kinds[kinds[row]]))
@@ -130,23 +131,25 @@ def _written_shape(site: AttentionSite, scores: OpKind) -> AttentionShape:
     )
 
 
-def _engine_shape(site: AttentionSite, shape: AttentionShape, products: _Products) -> AttentionShape:
+def _engine_shape(site: AttentionSite, shape: AttentionShape, matmuls: _Matmuls) -> AttentionShape:
     """As tables list it: key heads as the cache has them, the window that queries see, latent vectors."""
     limits = (site.span.window, site.span.chunk, site.span.chosen)
     window = min((limit for limit in limits if limit is not None), default=None)
     shape = replace(shape, is_causal=site.span.is_causal, window=window)
     if site.latent is None:
-        return replace(shape, key_heads=_key_heads(shape, products.get(site.call, [])))
+        return replace(shape, key_heads=_key_heads(shape, matmuls.get(site.call, [])))
     if not is_absorbed(site):
         return replace(shape, latent_rank=site.latent.rank)
     rank, rope = site.latent.rank, site.latent.rope
     return replace(shape, key_heads=1, width=rank + rope, value_width=rank, latent_rank=rank)
 
 
-def _key_heads(shape: AttentionShape, products: list[WeightProduct]) -> int:
+def _key_heads(shape: AttentionShape, matmuls: list[WeightMatmul]) -> int:
     """How many heads the projection of keys makes: code may copy them for every query head before it multiplies."""
-    columns = [product.elements // max(product.weight.meta.shape[-1], 1) for product in products]
+    columns = [matmul.elements // max(matmul.weight.meta.shape[-1], 1) for matmul in matmuls]
     width = max(shape.width, 1)
+    # Two equal projections with fewer heads than queries are keys and values. One projection with more heads holds
+    # queries, keys and values together, and half of what the queries leave is the keys.
     pairs = {made for made in columns if columns.count(made) > 1 and made % width == 0 and made // width < shape.heads}
     if len(pairs) == 1:
         heads = next(iter(pairs)) // width
@@ -163,6 +166,7 @@ def _engine_bytes(site: AttentionSite, shape: object, moved: int, key: TensorMet
     cached_bytes = tensor_bytes(key) + tensor_bytes(value)
     if site.latent is not None:
         return moved - cached_bytes + latent_cache_bytes(shape.sequences, shape.keys, site.latent, key)
+    # Code that copied keys for every query head reads them that often; a cache holds them once per key head.
     made = key.shape[-3] if len(key.shape) > 2 else shape.key_heads  # heads, or tokens where those come first
     return moved - cached_bytes + cached_bytes * shape.key_heads // made if made == shape.heads else moved
 
@@ -177,35 +181,35 @@ def _written_between(graph: CallGraph, site: AttentionSite) -> list[int]:
     ]
 
 
-def _absorbed(graph: CallGraph, site: AttentionSite, products: _Products) -> Iterator[FusedOps]:
-    """The projection that expands the cache as two products per head: of queries before, of results behind."""
+def _absorbed(graph: CallGraph, site: AttentionSite, matmuls: _Matmuls) -> Iterator[FusedOps]:
+    """The projection that expands the cache as two matmuls per head: of queries before, of results behind."""
     assert site.latent is not None
     rank, nope, value = site.latent.rank, site.latent.nope, site.latent.value
-    for product in products.get(site.call, []):
-        kernel = single_kernel(graph, product.row)
-        if kernel is None or product.weight.meta.shape[-1:] != (rank,) or product.row > site.row:
+    for matmul in matmuls.get(site.call, []):
+        kernel = single_kernel(graph, matmul.row)
+        if kernel is None or matmul.weight.meta.shape[-1:] != (rank,) or matmul.row > site.row:
             continue
-        kept = fewer_rows(*kernel, kept=product.kept, made=product.made)
-        heads, rest = divmod(kept.weights, rank * (nope + value))
-        if rest or not isinstance(kept.shape, ProductShape):
+        expansion = fewer_rows(*kernel, needed=matmul.kept, made=matmul.made)
+        heads, rest = divmod(expansion.weights, rank * (nope + value))
+        if rest or not isinstance(expansion.shape, MatmulShape):
             continue
         yield FusedOps(
             rule=Fusion.ABSORBED,
-            rows=(product.row, *_expansion_rows(graph, site, product.row)),
-            kernels=tuple(_of_heads(kept, heads, *sizes, nope + value) for sizes in ((rank, nope), (value, rank))),
+            rows=(matmul.row, *_expansion_rows(graph, site, matmul.row)),
+            kernels=tuple(_of_heads(expansion, heads, *sizes, nope + value) for sizes in ((rank, nope), (value, rank))),
         )
 
 
-def _of_heads(product: Kernel, heads: int, columns: int, depth: int, widths: int) -> Kernel:
-    """One of the two products per head; each has the share of the work that its weights have."""
-    assert isinstance(product.shape, ProductShape)
-    part = columns * depth // max(product.weights // (heads * widths), 1)
+def _of_heads(matmul: Kernel, heads: int, columns: int, depth: int, widths: int) -> Kernel:
+    """One of the two matmuls per head; each has the share of the work that its weights have."""
+    assert isinstance(matmul.shape, MatmulShape)
+    part = columns * depth // max(matmul.weights // (heads * widths), 1)
     return replace(
-        product,
-        flops=product.flops * part // widths,
-        bytes_moved=product.bytes_moved * part // widths,
+        matmul,
+        flops=matmul.flops * part // widths,
+        bytes_moved=matmul.bytes_moved * part // widths,
         weights=columns * depth,
-        shape=replace(product.shape, columns=columns, depth=depth, count=heads),
+        shape=replace(matmul.shape, columns=columns, depth=depth, count=heads),
     )
 
 
@@ -214,9 +218,9 @@ def _expansion_rows(graph: CallGraph, site: AttentionSite, row: int) -> list[int
     ops = ops_of(graph)
     between = range(row + 1, site.rows[0])
     return [
-        product
-        for product in between
-        if ops.call[product] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[product]]))
+        matmul
+        for matmul in between
+        if ops.call[matmul] == site.call and is_vector_work(kernels_of(graph.op_kinds[ops.kind[matmul]]))
     ]
 
 
@@ -231,7 +235,7 @@ def _copies(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
 
 
 def _appends(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
-    """New entries behind those of a cache, read and written once; what the cache held stays where it is."""
+    """New entries behind the cached ones, read and written once; what the cache held stays where it is."""
     ops, (_, ends) = ops_of(graph), tensor_offsets(graph)
     for row, index in enumerate(ops.kind):
         kind = graph.op_kinds[index]
@@ -263,7 +267,7 @@ def _kernels(graph: CallGraph, row: int) -> tuple[Kernel, ...]:
 
 
 def _vector_rows(graph: CallGraph, block: ExpertBlock) -> list[int]:
-    """Rows of the vector ops in the call of the experts' module; of a list of modules, those between its products."""
+    """Rows of the vector ops in the call of the experts' module; of a list of modules, the ops between its matmuls."""
     calls, call = calls_of(graph), ops_of(graph).call[block.row]
     while call >= 0 and graph.paths[calls.path[call]] != block.path:
         call = calls.parent[call]
@@ -272,33 +276,33 @@ def _vector_rows(graph: CallGraph, block: ExpertBlock) -> list[int]:
     return [row for row in rows if row not in mine and is_vector_work(_kernels(graph, row))]
 
 
-def _as_one(graph: CallGraph, block: ExpertBlock, products: Sequence[Kernel], between: Sequence[int]) -> Kernel:
-    """All products on the rows that were routed; an engine keeps what the vector ops move in the kernel."""
+def _as_one(graph: CallGraph, block: ExpertBlock, matmuls: Sequence[Kernel], between: Sequence[int]) -> Kernel:
+    """All matmuls on the rows that were routed; an engine keeps what the vector ops move in the kernel."""
     flops = min(block.flops, block.whole_row_flops)
     read = 1.0
     if flops < block.flops:  # the code runs experts on tokens that did not choose them
         read = min(1.0, block.distinct(routing_policy_of(graph), block.made_tokens) / max(block.touched, 1))
     share = flops / max(block.flops, 1)
-    moved = round(sum(kernel.bytes_moved for kernel in products) * read)
+    moved = round(sum(kernel.bytes_moved for kernel in matmuls) * read)
     avoidable = sum(kernel.bytes_moved for row in between for kernel in _kernels(graph, row))
     return Kernel(
         kind=KernelKind.MATMUL,
-        dtype=products[0].dtype,
+        dtype=matmuls[0].dtype,
         flops=flops,
         skippable_flops=0,
         bytes_moved=moved + avoidable,
         avoidable_bytes=avoidable,
-        rows=max(1, round(sum(kernel.rows for kernel in products) * share) // len(products)),
-        weights=products[0].weights,
+        rows=max(1, round(sum(kernel.rows for kernel in matmuls) * share) // len(matmuls)),
+        weights=matmuls[0].weights,
         shape=_shape(graph, block),
     )
 
 
 def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
-    """The block as tables list it, over all ranks of its plan; None: a product does not show its sizes."""
-    whole = _kernels(graph, block.rows[0])[0].shape
-    if isinstance(whole, ExpertsShape):  # an engine's op of all experts, which says so itself
-        return whole
+    """The block as tables list it, over all ranks of its plan; None: a matmul does not show its sizes."""
+    shape = _kernels(graph, block.rows[0])[0].shape
+    if isinstance(shape, ExpertsShape):  # an engine's op of all experts, which says so itself
+        return shape
     hidden, inner = _depth(graph, block.rows[0]), _depth(graph, block.rows[-1])
     if hidden is None or inner is None:
         return None
@@ -317,31 +321,31 @@ def _shape(graph: CallGraph, block: ExpertBlock) -> ExpertsShape | None:
 
 
 def is_gated(block: ExpertBlock, hidden: int, inner: int) -> bool:
-    """Whether an expert has a gate next to up and down; `inner` is that of this rank."""
+    """Whether an expert has a gate next to up and down; `inner` is the width on this rank."""
     return block.matrix_elements_each > 2 * hidden * inner
 
 
 def tensor_ranks(graph: CallGraph, block: ExpertBlock) -> int:
     """How many ranks share each expert of the block."""
-    if block.ranks > 1 or _is_whole(graph, block):
-        return 1
+    if block.ranks > 1 or _is_replicated(graph, block):
+        return 1  # each rank has experts of its own, or all of them
     return (plan_in(graph.deployment) or ParallelPlan()).tp
 
 
 def _depth(graph: CallGraph, row: int) -> int | None:
-    """The length that a product sums over: the width of what goes into an expert, or into its last product."""
+    """The length that a matmul sums over: the width of what goes into an expert, or into its last matmul."""
     kind = graph.op_kinds[ops_of(graph).kind[row]]
     if op_family(kind.name) is WorkFamily.GROUPED:
         return kind.inputs[0].shape[-1]
     shape = kernels_of(kind)[0].shape
-    return shape.depth if isinstance(shape, ProductShape) else None
+    return shape.depth if isinstance(shape, MatmulShape) else None
 
 
-def _is_whole(graph: CallGraph, block: ExpertBlock) -> bool:
+def _is_replicated(graph: CallGraph, block: ExpertBlock) -> bool:
     """Whether every rank of a plan holds these experts as a single device would."""
-    whole = replicated_in(graph.deployment)
+    replicated = replicated_in(graph.deployment)
     stem = layer_pattern(f"{block.path}.")
-    return whole is not None and any(name.startswith(stem) for name in whole)
+    return replicated is not None and any(name.startswith(stem) for name in replicated)
 
 
 def _weight_format(graph: CallGraph, block: ExpertBlock) -> str:

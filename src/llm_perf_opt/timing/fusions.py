@@ -1,7 +1,8 @@
 """What an engine runs as one kernel, rule by rule: vLLM, SGLang and TensorRT-LLM do all of these.
 
 A rule replaces the kernels of some ops by others with the same FLOPs, or with fewer where the code does more than an
-engine has to. Bytes that the code moves and an engine does not are avoidable. `docs/engine-fusions.md` lists the rules.
+engine has to. Bytes that the code moves and an engine does not are avoidable. `docs/how/one-step.md` lists the
+rules.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
 from llm_perf_opt.core.tensor_formats import tensor_bytes
-from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightMatmul
 from llm_perf_opt.costs.necessary.attention_sites import Latent
-from llm_perf_opt.ops.kernel_shape import ProductShape
+from llm_perf_opt.ops.kernel_shape import MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 
@@ -26,23 +27,23 @@ _Reader = tuple[int, int, int, int]  # forward, calling module, storage of the i
 class Fusion(StrEnum):
     """A rule, in the words of a report."""
 
-    QKV = "queries, keys and values in one product"
-    LATENT_INPUTS = "first projections of latent attention in one product"
-    GATE_UP = "gate and up in one product"
+    QKV = "queries, keys and values in one matmul"
+    LATENT_INPUTS = "first projections of latent attention in one matmul"
+    GATE_UP = "gate and up in one matmul"
     HEAD = "head on the last positions alone"
     ATTENTION = "attention on visible pairs in one kernel"
     ABSORBED = "latent attention without expanded keys and values"
     LAYOUT = "heads and layouts read where they lie, without copies"
     CACHE_IN_PLACE = "new keys and values written into the cache in place"
     EXPERTS = "routed experts of a layer in one grouped kernel"
-    OUTER = "products of depth one as vector work"
+    OUTER = "matmuls of depth one as vector work"
     PREPARED = "weights converted once, before the run"
-    SIBLINGS = "like products of sibling modules in one kernel"
+    SIBLINGS = "like matmuls of sibling modules in one kernel"
     NORM = "norm with the residual add before it"
     ROTARY = "rotary positions with the cache write"
-    ACTIVATION = "activation with its product"
+    ACTIVATION = "activation with its matmul"
     ROUTER = "choice of experts in one kernel"
-    VECTOR = "other vector ops between two products"
+    VECTOR = "other vector ops between two matmuls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +73,13 @@ def latent_cache_bytes(sequences: int, keys: int, latent: Latent, like: TensorMe
 
 
 def readers_of_one_input(graph: CallGraph, anatomy: Anatomy) -> tuple[tuple[int, ...], ...]:
-    """Rows of the products with weights that read one tensor in one forward, called by one module, in order.
+    """Rows of the matmuls with weights that read one tensor in one forward, called by one module, in order.
 
     Queries, keys and values; gate and up; the first projections of latent attention. A tensor that is a part of its
     memory is left out: two parts of one memory look alike.
     """
     ops, calls, (starts, ends) = ops_of(graph), calls_of(graph), tensor_offsets(graph)
-    with_weight = {product.row: product for product in anatomy.products}
+    with_weight = {matmul.row: matmul for matmul in anatomy.matmuls}
     writes: dict[int, int] = {}  # storage -> how often an op changed it in place
     groups: dict[_Reader, list[int]] = {}
     for row, index in enumerate(ops.kind):
@@ -86,21 +87,22 @@ def readers_of_one_input(graph: CallGraph, anatomy: Anatomy) -> tuple[tuple[int,
         if kind.mutates:
             for storage in ops.output_storages[ends[row] : ends[row + 1]]:
                 writes[storage] = writes.get(storage, 0) + 1
-        product = with_weight.get(row)
-        storage = ops.input_storages[starts[row]] if product is not None and kind.inputs else -1
-        if product is None or storage < 0 or product.weight.storage == storage:
+        matmul = with_weight.get(row)
+        storage = ops.input_storages[starts[row]] if matmul is not None and kind.inputs else -1
+        if matmul is None or storage < 0 or matmul.weight.storage == storage:
             continue
         if graph.storages is not None and tensor_bytes(kind.inputs[0]) != graph.storages.bytes[storage]:
             continue
         call = ops.call[row]
         caller = calls.parent[call] if call >= 0 else -1
+        # A storage that is changed in place between two reads holds two tensors, one after the other.
         reader = (anatomy.forward_of_ops[row], caller, storage, writes.get(storage, 0))
         groups.setdefault(reader, []).append(row)
     return tuple(tuple(rows) for rows in groups.values() if len(rows) > 1)
 
 
-def joined_products(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
-    """Products of one input, side by side in one: `QKV`, `LATENT_INPUTS` and `GATE_UP`."""
+def joined_matmuls(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
+    """Matmuls of one input, side by side in one: `QKV`, `LATENT_INPUTS` and `GATE_UP`."""
     ops, calls = ops_of(graph), calls_of(graph)
     is_latent = {site.call: site.latent is not None for site in anatomy.attentions}
     for rows in readers_of_one_input(graph, anatomy):
@@ -120,8 +122,8 @@ def _rule(is_latent: Mapping[int, bool], caller: int, kernels: list[Kernel]) -> 
 
 
 def side_by_side(parts: list[tuple[OpKind, Kernel]]) -> Kernel | None:
-    """One product with the weights of all, reading its input once; None: they differ in more than their columns."""
-    shapes = [kernel.shape for _, kernel in parts if isinstance(kernel.shape, ProductShape)]
+    """One matmul with the weights of all, reading its input once; None: they differ in more than their columns."""
+    shapes = [kernel.shape for _, kernel in parts if isinstance(kernel.shape, MatmulShape)]
     kernels, first = [kernel for _, kernel in parts], parts[0][1]
     alike = {(shape.rows, shape.depth, shape.count, shape.weight_format) for shape in shapes}
     if len(shapes) < len(parts) or len(alike) > 1 or shapes[0].count > 1 or len({k.dtype for k in kernels}) > 1:
@@ -136,19 +138,19 @@ def side_by_side(parts: list[tuple[OpKind, Kernel]]) -> Kernel | None:
     )
 
 
-def head_products(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
-    """The last product of a forward on the positions whose logits are read."""
-    last = {anatomy.forward_of_ops[product.row]: product.row for product in anatomy.products}
-    for product in anatomy.products:
-        if product.kept < product.made and last[anatomy.forward_of_ops[product.row]] == product.row:
-            single = single_kernel(graph, product.row)
+def head_matmuls(graph: CallGraph, anatomy: Anatomy) -> Iterator[FusedOps]:
+    """The last matmul of a forward, on the positions that need logits."""
+    last = {anatomy.forward_of_ops[matmul.row]: matmul.row for matmul in anatomy.matmuls}
+    for matmul in anatomy.matmuls:
+        if matmul.kept < matmul.made and last[anatomy.forward_of_ops[matmul.row]] == matmul.row:
+            single = single_kernel(graph, matmul.row)
             if single is not None:
-                kernel = fewer_rows(*single, kept=product.kept, made=product.made)
-                yield FusedOps(rule=Fusion.HEAD, rows=(product.row,), kernels=(kernel,))
-                yield from _behind_head(graph, anatomy, product)
+                kernel = fewer_rows(*single, needed=matmul.kept, made=matmul.made)
+                yield FusedOps(rule=Fusion.HEAD, rows=(matmul.row,), kernels=(kernel,))
+                yield from _behind_head(graph, anatomy, matmul)
 
 
-def _behind_head(graph: CallGraph, anatomy: Anatomy, head: WeightProduct) -> Iterator[FusedOps]:
+def _behind_head(graph: CallGraph, anatomy: Anatomy, head: WeightMatmul) -> Iterator[FusedOps]:
     """Vector ops on logits, on the positions that the head was run on."""
     forward = anatomy.forward_of_ops[head.row]
     for row in range(head.row + 1, len(anatomy.forward_of_ops)):
@@ -166,29 +168,29 @@ def outer_products(graph: CallGraph) -> Iterator[FusedOps]:
     ops = ops_of(graph)
     for row in range(len(ops.kind)):
         single = single_kernel(graph, row)
-        if single is not None and isinstance(single[1].shape, ProductShape) and single[1].shape.depth == 1:
+        if single is not None and isinstance(single[1].shape, MatmulShape) and single[1].shape.depth == 1:
             kernel = replace(single[1], kind=KernelKind.VECTOR, rows=0, weights=0, shape=None, pattern=None)
             yield FusedOps(rule=Fusion.OUTER, rows=(row,), kernels=(kernel,))
 
 
-def fewer_rows(kind: OpKind, kernel: Kernel, *, kept: int, made: int) -> Kernel:
-    """A product on `kept` of its `made` rows; it reads all of its weight."""
+def fewer_rows(kind: OpKind, kernel: Kernel, *, needed: int, made: int) -> Kernel:
+    """A matmul on `needed` of its `made` rows; it reads all of its weight."""
     weight = max(tensor_bytes(meta) for meta in kind.inputs[1:]) if len(kind.inputs) > 1 else 0
-    activations = max(kernel.bytes_moved - weight, 0) * kept // made
+    activations = max(kernel.bytes_moved - weight, 0) * needed // made
     shape = kernel.shape
-    if isinstance(shape, ProductShape):
-        shape = replace(shape, rows=max(1, shape.rows * kept // made))
+    if isinstance(shape, MatmulShape):
+        shape = replace(shape, rows=max(1, shape.rows * needed // made))
     return replace(
         kernel,
-        flops=kernel.flops * kept // made,
+        flops=kernel.flops * needed // made,
         bytes_moved=weight + activations,
-        rows=max(1, kernel.rows * kept // made),
+        rows=max(1, kernel.rows * needed // made),
         shape=shape,
     )
 
 
 def prepared_weights(graph: CallGraph) -> Iterator[FusedOps]:
-    """Vector ops on weights alone, whose result is the same in every forward."""
+    """Vector ops on weights alone; their result is the same in every forward."""
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
     weights = {parameter.storage for parameter in graph.parameters if not parameter.is_buffer}
     for row in range(len(ops.kind)):

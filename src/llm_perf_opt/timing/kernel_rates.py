@@ -1,7 +1,7 @@
 """Rates from tables of measured kernels; what no table describes takes the rates of the data sheet.
 
-The expected time of a kernel is the table's, its ends are the 10 % and 90 % quantiles of the table's error on rows that
-were left out. A time of the roofline is expected in the geometric middle of its ends.
+The expected time of a kernel is the table's, low and high are the 10 % and 90 % quantiles of the table's error on rows
+that were left out. A time of the roofline is expected in the geometric middle of its ends.
 """
 
 from __future__ import annotations
@@ -20,42 +20,37 @@ from llm_perf_opt.ops.kernel_shape import (
     ExpertsShape,
     KernelShape,
     LatentModuleShape,
-    ProductShape,
+    MatmulShape,
     StateShape,
 )
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, RatesAbove
 from llm_perf_opt.timing.eager_time import eager_time, launched_alone
 from llm_perf_opt.timing.engine_kernels import fused_kernels
-from llm_perf_opt.timing.kernels.exchanges import Exchange
-from llm_perf_opt.timing.kernels.kernel_tables import KernelTables, kernel_tables
+from llm_perf_opt.timing.kernels.collectives import NCCL_NAMES
+from llm_perf_opt.timing.kernels.kernel_tables import KernelTables, kernel_tables, spread_tables
 from llm_perf_opt.timing.kernels.recurrent import MEASURED_KERNELS
-from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages, system_of
+from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages, system_of, tables_label
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, fastest_peak
-from llm_perf_opt.timing.rates import Band, Piece, Pieces, RateTime
+from llm_perf_opt.timing.rates import Band, Piece, RateTime, StagePieces
 from llm_perf_opt.timing.stage_work import StageWork
 from llm_perf_opt.timing.step.request_time import banded, request_fit
 
 SOURCE = "measured kernels"
-EAGER_TABLES = "vllm"  # whose 16-bit products are those of plain PyTorch
-UNKNOWN_SPREAD = (0.5, 2.0)  # of a table whose error on rows left out was not measured
-_EXCHANGES = {
-    CollectiveKind.ALL_REDUCE: Exchange.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER: Exchange.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER: Exchange.REDUCE_SCATTER,
-    CollectiveKind.ALL_TO_ALL: Exchange.ALL_TO_ALL,
-}
+EAGER_TABLES = "vllm"  # its 16-bit matmuls are plain PyTorch matmuls
+_BANDWIDTH = "best share of the bandwidth"
+UNKNOWN_SPREAD = (0.5, 2.0)  # of a table without a measured error on rows left out
 
 
 VECTOR_FLOOR_S = 1.5e-6  # half of what the tables' own tool grants a kernel that is bound by its bytes, gap included
 VECTOR_BANDWIDTH = 0.8  # share of the data sheet, by the same tool's system files
-MODULE_ENGINES = ("vllm", "trtllm")  # whose dense modules of latent attention were measured whole
+MODULE_ENGINES = ("vllm", "trtllm")  # their dense modules of latent attention were measured whole
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A kernel without the rest before it, which is `launches` of the device's where a row is the sum of several."""
+    """A kernel without the gap before it; a row that is the sum of several kernels has `launches` gaps."""
 
     origin: TimeOrigin
     band: Band
@@ -68,7 +63,7 @@ class KernelTime:
 
 
 _FAMILIES: Mapping[type, str] = {
-    ProductShape: "products",
+    MatmulShape: "matmuls",
     ExpertsShape: "experts",
     LatentModuleShape: "latent attention",
     StateShape: "recurrent layers",
@@ -81,6 +76,7 @@ class KernelTableRates(RatesAbove):
 
     tables: KernelTables
     _known: dict[KernelShape | Collective, KernelTime | None] = field(default_factory=dict, compare=False, repr=False)
+    _rates: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # of dtypes, and the bandwidth
 
     @property
     def name(self) -> str:
@@ -89,47 +85,70 @@ class KernelTableRates(RatesAbove):
 
     @property
     def engine(self) -> str | None:
-        """That of the tables, where an engine runs the kernels."""
+        """The engine of the tables, where one runs the kernels."""
         return self.tables.engine if self.is_engine else None
 
     def notes(self) -> Iterator[Note]:
-        """Who launches the kernels, and whose tables time them."""
+        """Who launches the kernels, and which tables time them."""
         yield from self.below.notes()
         engine = self.tables.engine
         if not self.is_engine:
-            whose = "those of plain PyTorch products; PyTorch's own kernels are by recordings (docs/eager-kernels.md)"
+            kernels = (
+                "plain PyTorch matmuls; PyTorch's own kernels are timed by recordings (docs/evidence/eager-kernels.md)"
+            )
         else:
-            whose = "the fastest of any engine" if engine is None else f"those of {engine}"
+            kernels = "the fastest kernels of any engine" if engine is None else f"the kernels of {engine}"
         yield Note(
-            f"Kernel times are from measured tables of {self.tables.system.system}, {whose}; docs/kernel-tables.md "
-            "says what they rest on. Low and high are 10 % and 90 % quantiles of the error on rows left out; "
-            "docs/engine-fusions.md has the rule of a sum. Work that no table describes is timed by the roofline."
+            f"Kernel times come from tables measured on {self.tables.system.system}: {kernels}, of {tables_label()}. "
+            "docs/evidence/kernel-tables.md explains the tables. Low and high are the 10 % and 90 % quantiles of their "
+            f"error on rows left out of {spread_tables()}; docs/how/one-step.md explains how bands add up. Work "
+            "that no table describes is timed by the roofline."
         )
         if self.is_engine:
             served = request_fit().tpot
             yield Note(
-                f"Each kernel is charged the {LAUNCH_GAP_S * 1e6:.1f} us that a device rests before it. The band of a "
-                f"stage is at least {served.low:.2f} to {served.high:.2f} of what is expected: as far as measured "
-                "steps of served models were from it (docs/serving-times.md)."
+                f"Each kernel includes a gap of {LAUNCH_GAP_S * 1e6:.1f} us before it. The band of a stage is at least "
+                f"as wide as {served.low:.2f} to {served.high:.2f} times the expected time: that is how far measured "
+                "steps of served models differ from it (docs/evidence/serving-times.md)."
             )
         if (difference := self.tables.system.difference) is not None:
             yield Note(f"The tables were {difference}.")
 
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
         """The kernels of each stage, as written or as an engine fuses them."""
         fused = fused_kernels(graph) if self.is_engine else {}
-        kernels_of_stages = {work.name: tuple(fused.get(work.name, work.kernels).items()) for work in works}
-        self.learn(piece for pieces in kernels_of_stages.values() for piece, _ in pieces if isinstance(piece, Kernel))
-        return kernels_of_stages
+        kernels_of_stages = {work.name: fused.get(work.name, work.kernels) for work in works}
+        self.learn(kernel for kernels in kernels_of_stages.values() for kernel in kernels)
+        return {name: StagePieces(pieces=tuple(kernels.items())) for name, kernels in kernels_of_stages.items()}
 
     def learn(self, kernels: Iterable[Kernel]) -> None:
         """Ask the tables for all shapes at once, which is far quicker than one by one."""
-        shapes = {kernel.shape for kernel in kernels if kernel.shape is not None} - self._known.keys()
-        if ordered := [shape for shape in shapes if shape is not None]:
-            self._learn(ordered)
+        wanted: set[KernelShape | Collective] = set()
+        for kernel in kernels:
+            if kernel.shape is not None:
+                wanted.add(kernel.shape)
+            elif kernel.collective is not None:
+                wanted.add(kernel.collective)
+        new = wanted - self._known.keys()
+        if shapes := [shape for shape in new if not isinstance(shape, Collective)]:
+            self._known.update(zip(shapes, _answers(self.tables.times(shapes)), strict=True))
+        self._learn_collectives([collective for collective in new if isinstance(collective, Collective)])
 
-    def _learn(self, shapes: Sequence[KernelShape]) -> None:
-        self._known.update(zip(shapes, _answers(self.tables.times(shapes)), strict=True))
+    def _learn_collectives(self, collectives: Iterable[Collective]) -> None:
+        """Collectives within one node; between nodes no table was measured. Without a cluster all ranks are in one."""
+        sizes: dict[CollectiveKind, list[tuple[Collective, int]]] = {}
+        for collective in collectives:
+            self._known[collective] = None
+            ranks = collective.group.size
+            if self.cluster is not None:
+                placement = self.cluster.placement(collective.group)
+                ranks = 0 if placement is None or placement.nodes > 1 else placement.ranks
+            if ranks >= 2 and collective.kind in NCCL_NAMES:
+                sizes.setdefault(collective.kind, []).append((collective, ranks))
+        for kind, measured in sizes.items():
+            payloads = [collective.payload_bytes for collective, _ in measured]
+            times = self.tables.collectives(kind, [ranks for _, ranks in measured], payloads, by_engine=self.is_engine)
+            self._known.update(zip((collective for collective, _ in measured), _answers(times), strict=True))
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
         """The device time of one launch, by the first that describes it: recordings of eager runs, a table, a roof."""
@@ -151,32 +170,18 @@ class KernelTableRates(RatesAbove):
         return self._by_data_sheet(kernel) if time is None and self.is_engine else time
 
     def _in_tables(self, kernel: Kernel) -> KernelTime | None:
-        """By its own table, of an exchange also by the links, of an engine's vector kernel by its bytes."""
+        """By its own table, a collective also by the links, a vector kernel of an engine by its bytes."""
         if kernel.kind is KernelKind.COMMUNICATION:
-            return self._exchange(kernel.collective) or self._by_data_sheet(kernel)
+            return self._collective(kernel.collective) or self._by_data_sheet(kernel)
         answer = self._in_table(kernel.shape)
         if answer is not None and self.is_engine:
-            return self._from_memory(kernel, answer)
+            return from_memory(kernel, answer, self.device, self.best_bandwidth_share)
         if answer is None and kernel.kind is KernelKind.VECTOR and self.is_engine:
             return by_bytes(kernel, self.device)
         return answer
 
-    def _from_memory(self, kernel: Kernel, found: KernelTime) -> KernelTime:
-        """A measured kernel whose weights or cache a step reads from memory, at the best bandwidth that tables show.
-
-        Rows of small shapes were measured with weights in a cache. Those of experts were not, but may have reached
-        fewer of them than an even routing would: they are held to the full bandwidth alone.
-        """
-        read_s = (kernel.bytes_moved - kernel.avoidable_bytes) / self.device.bandwidth_bytes_per_s
-        compute_s = kernel.flops / fastest_peak(kernel.dtype, self.device)
-        share = 1.0 if isinstance(kernel.shape, ExpertsShape) else self.best_bandwidth_share
-        likely_s = max(read_s / share, compute_s)
-        band = found.band.expected_at_least(likely_s).at_least(max(read_s, compute_s))
-        origin = found.origin if band.expected == found.band.expected else TimeOrigin.ROOFLINE
-        return replace(found, band=band, origin=origin)
-
     def _by_data_sheet(self, kernel: Kernel) -> KernelTime | None:
-        """What no table has: an exchange by the links of the cluster, a product of 32 bits by its roofline."""
+        """What no table has: a collective by the links of the cluster, a matmul of 32 bits by its roofline."""
         return by_data_sheet(kernel, self.below)
 
     def knows(self, kernel: Kernel) -> bool:
@@ -184,12 +189,13 @@ class KernelTableRates(RatesAbove):
         return self._in_table(kernel.shape) is not None
 
     def _in_table(self, shape: KernelShape | None) -> KernelTime | None:
+        # Tables have the gated delta rule alone; a rule without known heads goes by its bytes.
         if shape is None or (isinstance(shape, StateShape) and not shape.value_heads):
             return None
         if isinstance(shape, LatentModuleShape) and not shape.sparse_model and self.tables.engine not in MODULE_ENGINES:
             return None
         if shape not in self._known:
-            self._learn([shape])
+            self._known.update(zip([shape], _answers(self.tables.times([shape])), strict=True))
         answer = self._known[shape]
         return replace(answer, launches=MEASURED_KERNELS) if answer and isinstance(shape, StateShape) else answer
 
@@ -199,9 +205,11 @@ class KernelTableRates(RatesAbove):
 
     @property
     def best_bandwidth_share(self) -> float:
-        """Of the data sheet's; that of other sources where the tables have none, or more than all of it."""
-        best = self.tables.best_bytes_per_s() / self.device.bandwidth_bytes_per_s
-        return best if 0.0 < best < 1.0 else self.below.best_bandwidth_share
+        """A share of the data sheet's bandwidth, by other sources where the tables have none or more than all of it."""
+        if _BANDWIDTH not in self._rates:
+            best = self.tables.best_bytes_per_s() / self.device.bandwidth_bytes_per_s
+            self._rates[_BANDWIDTH] = best if 0.0 < best < 1.0 else self.below.best_bandwidth_share
+        return self._rates[_BANDWIDTH]
 
     def of_stage(self, kernels: Band) -> Band:
         """In an engine at least as wide as measured over expected steps of served models; eager kernels as they are."""
@@ -211,29 +219,36 @@ class KernelTableRates(RatesAbove):
         return Band(min(kernels.low, served.low), max(kernels.high, served.high), kernels.expected)
 
     def _by_roofline(self, time: RateTime) -> RateTime:
-        """In the middle of its ends."""
+        """Expected in the middle of low and high."""
         band = time.band.expected_in_the_middle()
         if self.is_engine:
             band += Band(LAUNCH_GAP_S, LAUNCH_GAP_S, LAUNCH_GAP_S)
         return replace(time, band=band, origin=str(TimeOrigin.ROOFLINE))
 
-    def _exchange(self, collective: Collective | None) -> KernelTime | None:
-        """Within one node; between nodes no table was measured. Without a cluster all ranks are in one."""
-        if collective is None or collective.kind not in _EXCHANGES:
-            return None
-        ranks = collective.group.size
-        if self.cluster is not None:
-            placement = self.cluster.placement(collective.group)
-            if placement is None or placement.nodes > 1:
-                return None
-            ranks = placement.ranks
-        if ranks < 2:
+    def _collective(self, collective: Collective | None) -> KernelTime | None:
+        """By a table; None: it has none."""
+        if collective is None:
             return None
         if collective not in self._known:
-            exchange, size = _EXCHANGES[collective.kind], collective.payload_bytes
-            times = self.tables.one_exchange(exchange, ranks, size, by_engine=self.is_engine)
-            self._known[collective] = next(_answers(times))
+            self._learn_collectives([collective])
         return self._known[collective]
+
+
+def from_memory(kernel: Kernel, time: KernelTime, device: Device, bandwidth_share: float) -> KernelTime:
+    """A kernel with weights or a cache that a step reads from memory, at the best bandwidth that anybody measured.
+
+    Rows of small shapes were measured with weights in a cache, where a data sheet may place them too. Rows of
+    experts were not, but may have reached fewer experts than an even routing would: only the full bandwidth holds.
+    """
+    read_s = (kernel.bytes_moved - kernel.avoidable_bytes) / device.bandwidth_bytes_per_s
+    compute_s = kernel.flops / fastest_peak(kernel.dtype, device)
+    share = 1.0 if isinstance(kernel.shape, ExpertsShape) else bandwidth_share
+    likely_s, least_s = max(read_s / share, compute_s), max(read_s, compute_s)
+    if time.seconds >= likely_s and time.band.low >= least_s:
+        return time
+    band = time.band.expected_at_least(likely_s).at_least(least_s)
+    origin = time.origin if band.expected == time.band.expected else TimeOrigin.ROOFLINE
+    return replace(time, band=band, origin=origin)
 
 
 def by_bytes(kernel: Kernel, device: Device) -> KernelTime:
@@ -246,13 +261,13 @@ def by_bytes(kernel: Kernel, device: Device) -> KernelTime:
 
 def by_data_sheet(kernel: Kernel, below: DataSheetRates) -> KernelTime | None:
     """The middle of what a data sheet allows; None: it does not describe the kernel."""
-    found = below.duration(kernel)
-    return None if found is None else KernelTime(TimeOrigin.ROOFLINE, found[0].band.expected_in_the_middle())
+    times = below.duration(kernel)
+    return None if times is None else KernelTime(TimeOrigin.ROOFLINE, times[0].band.expected_in_the_middle())
 
 
 @dataclass(frozen=True, slots=True)
 class SheetKernels:
-    """Kernels of an engine on a device that no table comes near: every time is that of its data sheet."""
+    """Kernels of an engine on a device that no table comes near: every time comes from its data sheet."""
 
     below: DataSheetRates
 
@@ -267,13 +282,16 @@ class SheetKernels:
         """By its bytes, or by the rates of the data sheet; None: neither describes it."""
         if kernel.kind is KernelKind.VECTOR:
             return by_bytes(kernel, self.below.device)
-        return by_data_sheet(kernel, self.below)
+        time = by_data_sheet(kernel, self.below)
+        if time is None or kernel.kind is KernelKind.COMMUNICATION:
+            return time
+        return from_memory(kernel, time, self.below.device, self.below.best_bandwidth_share)
 
 
 def _behind_another(kernel: KernelTime) -> Band:
-    """A captured kernel starts when the one before has ended, after a short rest."""
-    rest = LAUNCH_GAP_S * kernel.launches
-    return kernel.band + Band(rest, rest, rest)
+    """A captured kernel starts a short gap after the end of the kernel before it."""
+    gap_s = LAUNCH_GAP_S * kernel.launches
+    return kernel.band + Band(gap_s, gap_s, gap_s)
 
 
 def _answers(times: Times) -> Iterator[KernelTime | None]:

@@ -1,4 +1,4 @@
-"""The lower bound of a stage: a time that no implementation on the device can beat.
+"""The lower bound of a stage: no implementation on the device is faster.
 
 `max(FLOPs / peak, bytes that must be read / bandwidth)` over the whole stage. Adding up the same maximum op by op gives
 a larger number that is no bound: ops may overlap, and what one op wrote another may find in a cache. So only bytes that
@@ -34,11 +34,11 @@ _WIDENED = {
 
 
 class BoundBy(StrEnum):
-    """What limits a stage. In captured graphs the host launches nothing: there `kernel starts` are the device's own."""
+    """The bottleneck of a stage. In captured graphs the host launches nothing: `kernel starts` are the device's own."""
 
     COMPUTE = "compute"
     BANDWIDTH = "bandwidth"
-    LAUNCHES = "launches"
+    LAUNCHES = "kernel launches"
     COMMUNICATION = "communication"
     KERNEL_STARTS = "kernel starts"
 
@@ -47,8 +47,8 @@ class BoundBy(StrEnum):
 class LowerBound:
     """The times that a stage cannot go below, and with them the largest.
 
-    `communication_s` is what the rank of a plan must exchange with others, at the full rate of the links; 0 where it
-    exchanges nothing, or where no link is known.
+    `communication_s` is the time of the collectives that the rank of a plan must run, at the full rate of the links;
+    0 where it runs none, or where no link is known.
     """
 
     compute_s: float
@@ -64,7 +64,7 @@ class LowerBound:
 def lower_bound(
     flops_by_dtype: Mapping[str, int], must_read_bytes: int, device: Device, *, forwards: int = 1
 ) -> LowerBound:
-    """The bound of work whose FLOPs cannot be skipped and whose bytes must be read at least once in each forward."""
+    """The bound of FLOPs that cannot be skipped and bytes that must be read at least once in each forward."""
     compute_s = sum(flops / fastest_peak(dtype, device) for dtype, flops in flops_by_dtype.items() if flops)
     return LowerBound(
         compute_s=compute_s,

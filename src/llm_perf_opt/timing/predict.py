@@ -1,13 +1,13 @@
 """How long each stage of a trace takes: its lower bound, a band, and where every time comes from.
 
-Nothing beats the bound of a data sheet's figures; one of measured rates is as good as the measurement.
+A bound from a data sheet holds for every implementation; one from measured rates is as good as the measurement.
 
 The band of several kernels one after the other is narrower than the sum of their bands, as errors of single kernels
 partly cancel. A table is wrong for a kernel by a part that holds for every kernel of its kind and by a part of its own.
-The first adds up, the second adds in squares. With `d` the distance from the expected time of a kernel to an edge,
-kernels of one kind have `(share * sum(d)) ** 2 + (1 - share ** 2) * sum(d ** 2)`, and kinds add in squares. A kernel
-that runs n times is wrong n times in the same way. What a roofline times has no expected error, only ends: those add
-up.
+The first adds up, the second adds in squares. With `d` the distance from the expected time of a kernel to its low or
+high, kernels of one kind have `(share * sum(d)) ** 2 + (1 - share ** 2) * sum(d ** 2)`, and kinds add in squares. A
+kernel that runs n times is wrong n times in the same way. What a roofline times has no expected error, only low and
+high: they add up.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.timing.collective_time import Communication, beside, communication_of
+from llm_perf_opt.timing.collective_time import Communication, communication_of, overlapped
 from llm_perf_opt.timing.eager_time import RECORDED
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, bounds_of
-from llm_perf_opt.timing.rank_bound import exchange_s, least_exchanges
+from llm_perf_opt.timing.rank_bound import communication_s, least_collectives
 from llm_perf_opt.timing.rates import (
     NOTHING,
     Band,
@@ -38,19 +38,19 @@ from llm_perf_opt.timing.rates import (
 )
 from llm_perf_opt.timing.stage_work import StageWork, stage_works
 
-SYSTEMATIC_SHARE = 0.6  # of the distance to an edge: what kernels of one kind have in common
+SYSTEMATIC_SHARE = 0.6  # of the distance to low or high: what kernels of one kind have in common
 
 
 @dataclass(frozen=True, slots=True)
 class BandOfKind:
-    """The time of a kernel and all its runs; `kind` None: ends without a known error between them."""
+    """The time of a kernel and all its runs; `kind` None: low and high without a known error between them."""
 
     kind: str | None
     band: Band
 
 
 def combined(bands: Iterable[BandOfKind]) -> Band:
-    """One after the other: expected times add up, and the ends by the rule of this file."""
+    """One after the other: expected times add up, low and high follow the rule of this file."""
     certain, kinds = NOTHING, dict[str, list[Band]]()
     for band in bands:
         if band.kind is None or band.band.expected is None:
@@ -76,9 +76,9 @@ class StageTime:
 
     `lower_bound` is necessary work at the device's full rates, with as many experts as the routing policy touches;
     `fewest_experts_bound` the same with the fewest that any routing can touch. None: what is necessary is not known, or
-    the source has no data sheet. `device_time` is the sum of all pieces, from its low edge on with all communication
+    the source has no data sheet. `device_time` is the sum of all pieces; its low hides all communication
     behind other work; `busy_time` is without communication, `host_time` how long the host takes to launch them, `wall`
-    the slower of device and host. No time lies below the lower bound. `untimed` ops are in no sum.
+    the slower of device and host. No time is below the lower bound. `untimed` ops are in no sum.
     """
 
     work: StageWork
@@ -90,8 +90,8 @@ class StageTime:
     bound_by: BoundBy | None  # None: the source does not say
     untimed: Mapping[str, int]  # op name -> how often it ran
     busy_time: Band
-    is_engine: bool = False  # pieces are an engine's kernels, not those of the code as written
-    communication: Communication | None = None  # None: the stage exchanges nothing with other ranks
+    is_engine: bool = False  # pieces are an engine's kernels, not the code as written
+    communication: Communication | None = None  # None: the stage has no collectives
     is_step: bool = False  # an engine's step, which its source knows as a whole
     raised_from_s: float | None = None  # the sum of its kernels, where less than its bytes can take was expected
 
@@ -122,7 +122,7 @@ class StageTime:
 
     @property
     def engine_kernels(self) -> int | None:
-        """Those that an engine launches in place of the kernels as written; None: no engine does."""
+        """Kernels that an engine launches in place of the code as written; None: no engine runs them."""
         return self._kernels if self.is_engine else None
 
     @property
@@ -153,19 +153,21 @@ class StageTime:
             for time in piece.times:
                 if time.origin is not None:
                     sums[time.origin] = sums.get(time.origin, 0.0) + (time.band.expected or 0.0) * piece.count
-        whole = sum(sums.values())
-        return {origin: seconds / whole for origin, seconds in sorted(sums.items(), key=lambda pair: -pair[1]) if whole}
+        total_s = sum(sums.values())
+        return {
+            origin: seconds / total_s for origin, seconds in sorted(sums.items(), key=lambda pair: -pair[1]) if total_s
+        }
 
 
 def predict(graph: CallGraph, rates: RateSource) -> tuple[StageTime, ...]:
     """Every stage of one phase in which something runs that takes time, in order."""
     works = stage_works(graph, with_necessary=rates.device is not None)
-    pieces, expected = rates.pieces(graph, works), rates.expected_s(graph, works)
-    least = {} if rates.cluster is None else least_exchanges(graph)
+    pieces_of = rates.pieces(graph, works)
+    least = {} if rates.cluster is None else least_collectives(graph)
     return tuple(
-        stage_time(work, pieces[work.name], rates, least.get(work.name), expected.get(work.name))
+        stage_time(work, stage.pieces, rates, least.get(work.name), stage.expected_s)
         for work in works
-        if pieces[work.name]
+        if (stage := pieces_of[work.name]).pieces
     )
 
 
@@ -173,12 +175,12 @@ def stage_time(
     work: StageWork,
     pieces: Pieces,
     rates: RateSource,
-    exchanges: Mapping[Collective, int] | None = None,
+    collectives: Mapping[Collective, int] | None = None,
     expected_s: float | None = None,
 ) -> StageTime:
-    """One piece of work, done in these pieces; `exchanges` are the collectives that no engine can do without.
+    """One stage, done in these pieces; `collectives` are the ones that no engine can do without.
 
-    `expected_s` is what all pieces take together where the source knows that as a whole.
+    `expected_s` is the time of all pieces together where the source knows the stage as a whole.
     """
     timed, untimed = _timed(pieces, rates)
     bound, fewest = bounds_of(work.necessary, rates.device)
@@ -191,13 +193,17 @@ def stage_time(
     busy, links = rates.of_stage(likely), rates.of_stage(links)
     if bound is not None:
         busy = busy.at_least(rates.least_s(bound))
-    exchanged = communication_of(_kernels(pieces), rates.cluster, by_engine=rates.is_engine)
-    if exchanged is not None and exchanged.band is not None:
-        exchanged = replace(exchanged, band=links)
-    if exchanges and rates.cluster is not None:
-        least_s = exchange_s(exchanges, rates.cluster)
-        bound, fewest = (None if edge is None else replace(edge, communication_s=least_s) for edge in (bound, fewest))
-    device = busy if exchanged is None else beside(busy, links)
+    communication = communication_of(_kernels(pieces), rates.cluster, by_engine=rates.is_engine)
+    if communication is not None and communication.band is not None:
+        communication = replace(communication, band=links)
+    if collectives and rates.cluster is not None:
+        least_s = communication_s(collectives, rates.cluster)
+        bound, fewest = (
+            None if before is None else replace(before, communication_s=least_s) for before in (bound, fewest)
+        )
+    device = busy if communication is None else overlapped(busy, links)
+    if expected_s is not None and busy.expected == kernels.expected:
+        device = replace(device, expected=expected_s)  # to the last digit, which a sum of parts would round
     host = rates.launch_time().times(sum(count for _, count in pieces))
     return StageTime(
         work=work,
@@ -210,14 +216,14 @@ def stage_time(
         untimed=untimed,
         busy_time=busy,
         is_engine=rates.is_engine,
-        communication=exchanged,
+        communication=communication,
         is_step=expected_s is not None,
         raised_from_s=None if likely is kernels else kernels.expected,
     )
 
 
 def _sum(timed: Sequence[TimedPiece], *, on_links: bool) -> Band:
-    """One after the other. Errors of measured kernels partly cancel; ends of other times add up."""
+    """One after the other. Errors of measured kernels partly cancel; low and high of other times add up."""
     pieces = [piece for piece in timed if _is_communication(piece.what) is on_links]
     if not any(time.origin for piece in pieces for time in piece.times):
         return total(piece.each.times(piece.count) for piece in pieces)
@@ -256,7 +262,7 @@ def _timed(pieces: Pieces, rates: RateSource) -> tuple[tuple[TimedPiece, ...], d
 
 
 def _bound_by(timed: Sequence[TimedPiece], busy: Band, host: Band, *, is_engine: bool) -> BoundBy | None:
-    """What takes most of the high edge; launches where the host takes longer than the device.
+    """What takes most of the high estimate; kernel launches where the host takes longer than the device.
 
     An engine captures its launches: what is left of them is the time in which the device starts each kernel.
     """

@@ -52,11 +52,11 @@ def step_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
     ]
     if rows:
         yield Table(
-            title="What an engine launches in a step",
+            title="Kernels that an engine launches in a step",
             columns=(
                 Column("stage"),
                 Column("kernel"),
-                Column("launches", Kind.COUNT),
+                Column("kernel launches", Kind.COUNT),
                 Column("expected", Kind.SECONDS),
             ),
             rows=tuple(rows),
@@ -88,8 +88,8 @@ def _fusion_table(uses: Sequence[RuleUse]) -> Table:
             Column("stage"),
             Column("rule"),
             Column("times", Kind.COUNT),
-            Column("launches before", Kind.COUNT),
-            Column("launches after", Kind.COUNT),
+            Column("kernel launches before", Kind.COUNT),
+            Column("kernel launches after", Kind.COUNT),
         ),
         rows=tuple((use.stage, str(use.rule), use.times, use.before, use.after) for use in uses),
     )
@@ -118,23 +118,23 @@ def prediction_notes(phases: Phases, rates: RateSource) -> Iterator[Note]:
 
 def _link_notes(stages: Sequence[StageTime], cluster: Cluster | None) -> Iterator[Note]:
     """How communication is timed, by which figures, and which of it has no time."""
-    exchanged = [stage.communication for stage in stages if stage.communication is not None]
+    communications = [stage.communication for stage in stages if stage.communication is not None]
     unknown: Counter[str] = Counter()
-    for communication in exchanged:
+    for communication in communications:
         unknown.update(communication.unknown)
     for why, count in unknown.items():
-        yield Note(f"{count:,} collectives have no known time and are in no sum: {why}.", Level.WARNING)
-    if not exchanged or cluster is None:
+        yield Note(f"{count:,} collectives have no known time and are left out of every sum: {why}.", Level.WARNING)
+    if not communications or cluster is None:
         return
     yield Note(
-        "Communication may run beside other work, so the lower bound is the largest of compute, memory and "
+        "Communication may overlap with other work, so the lower bound is the largest of compute, memory and "
         "communication, and the band runs from full overlap (the longer of the two) to none (their sum). "
-        "docs/links.md explains the times of collectives."
+        "docs/reference/links.md explains the times of collectives."
     )
     for link in (cluster.inside, cluster.between if cluster.nodes > 1 else None):
         if link is not None and link.unverified:
             yield Note(
-                f"Figures of {link.name} that are used here and were not read in a source: "
+                f"These figures of {link.name} are used here and were not read in a source: "
                 f"{', '.join(link.unverified)}.",
                 Level.WARNING,
             )
@@ -146,20 +146,19 @@ def _untimed_notes(phases: Phases) -> Iterator[Note]:
             others = {name: count for name, count in stage.untimed.items() if name != KernelKind.COMMUNICATION}
             if others:
                 named = ", ".join(f"{name} ({count})" for name, count in others.items())
-                yield Note(f"{graph.phase}, {stage.name}: no calibrated work describes {named}.", Level.WARNING)
+                text = f"{graph.phase}, {stage.name}: the calibration measured nothing like {named}."
+                yield Note(text, Level.WARNING)
 
 
 def bound_claim(device: Device, stages: Sequence[StageTime], *, with_experts: bool = False) -> str:
     """How far the lower bound can be trusted."""
     if device.is_measured:
-        return "The lower bound rests on measured rates, which a quiet moment may beat"
+        return "The lower bound rests on measured rates; a run in a quiet moment may be faster"
     is_rank = any(stage.communication is not None for stage in stages)
-    nothing = (
-        "Nothing that runs this plan as traced beats the lower bound" if is_rank else "Nothing beats the lower bound"
-    )
+    nothing = f"No run{' of this plan as traced' if is_rank else ''} is faster than the lower bound"
     if with_experts:
-        nothing += " unless its routers touch fewer experts, and nothing the one with the fewest"
-    return f"{nothing}; an engine that shares what the plan leaves whole on every rank may" if is_rank else nothing
+        nothing += " unless its routers touch fewer experts, and none is faster than the bound with the fewest"
+    return f"{nothing}; an engine that shards what the plan replicates may be" if is_rank else nothing
 
 
 def has_experts(stages: Sequence[StageTime]) -> bool:
@@ -169,13 +168,14 @@ def has_experts(stages: Sequence[StageTime]) -> bool:
 
 def _bound_notes(stages: Sequence[StageTime], device: Device) -> Iterator[Note]:
     """What the bound is, where the code does more than it must, and by which routing policy experts are counted."""
-    of_code = "FLOPs, bytes moved, launches and the band are of the code as written."
+    of_code = "FLOPs, bytes moved, kernel launches and the band describe the code as written."
     if any(stage.is_engine for stage in stages):
-        of_code = "FLOPs and bytes moved are of the code as written, the band is of an engine's kernels."
+        of_code = "FLOPs and bytes moved describe the code as written, the band describes an engine's kernels."
     yield Note(
-        f"{of_code} The lower bound is of necessary work: "
+        f"{of_code} The lower bound counts necessary work: "
         "what any implementation must compute and read once, at the dense peak and at full bandwidth. "
-        f"{bound_claim(device, stages, with_experts=has_experts(stages))}. docs/how-fast-could-it-be.md explains both."
+        f"{bound_claim(device, stages, with_experts=has_experts(stages))}. "
+        f"docs/start/how-fast-could-it-be.md explains both."
     )
     works = [stage.work for stage in stages]
     yield from difference_notes(
@@ -204,9 +204,9 @@ def _raised_notes(stages: Sequence[StageTime]) -> Iterator[Note]:
     for stage in stages:
         if stage.raised_from_s is not None and stage.busy_time.expected is not None:
             yield Note(
-                f"{stage.name}: its measured kernels add up to {format_seconds(stage.raised_from_s)}, in which its "
-                "bytes cannot be read at the best bandwidth that the tables show (kernels measured alone find their "
-                f"weights in a cache); {format_seconds(stage.busy_time.expected)} is expected.",
+                f"{stage.name}: its measured kernels add up to {format_seconds(stage.raised_from_s)}. Its bytes cannot "
+                "be read that fast at the best bandwidth in the tables (a kernel measured alone finds its weights in a "
+                f"cache), so {format_seconds(stage.busy_time.expected)} is expected.",
                 Level.WARNING,
             )
 
@@ -215,7 +215,7 @@ def _launch_notes(stages: Sequence[StageTime]) -> Iterator[Note]:
     for stage in stages:
         if stage.bound_by is BoundBy.LAUNCHES and stage.host_time != NOTHING:
             yield Note(
-                f"{stage.name} is bound by its {stage.launches:,} launches: the device would be done in "
+                f"{stage.name} is bound by its {stage.launches:,} kernel launches: the device alone would need "
                 f"{format_seconds(stage.device_time.low)} to {format_seconds(stage.device_time.high)}."
             )
 
@@ -224,7 +224,7 @@ def _reservations(stages: Sequence[StageTime], device: Device) -> Iterator[Note]
     dtypes = sorted({dtype for stage in stages for dtype in stage.work.flops_by_dtype})
     if doubtful := sorted(_figures_used(dtypes, device) & set(device.unverified)):
         yield Note(
-            f"Figures of {device.name} that are used here and were not read in a source: {', '.join(doubtful)}.",
+            f"These figures of {device.name} are used here and were not read in a source: {', '.join(doubtful)}.",
             Level.WARNING,
         )
     for other in dtypes:
@@ -235,11 +235,11 @@ def _reservations(stages: Sequence[StageTime], device: Device) -> Iterator[Note]
             )
     unpriced = sum(stage.work.unpriced_ops for stage in stages)
     if unpriced:
-        yield Note(f"{unpriced:,} ops have no price: of their work only the bytes are in the band.", Level.WARNING)
+        yield Note(f"{unpriced:,} ops have no price: the band holds their bytes and not their FLOPs.", Level.WARNING)
     if any(stage.work.necessary is None for stage in stages):
         yield Note("The trace does not record which tensors an op took: no lower bound is known.", Level.WARNING)
     elif any(stage.work.must_read_bytes is None for stage in stages):
-        yield Note("The trace follows no memory: the lower bound rests on FLOPs alone.", Level.WARNING)
+        yield Note("The trace does not follow memory: the lower bound rests on FLOPs alone.", Level.WARNING)
     if device.cache_bytes is None:
         yield Note(f"No cache size is known for {device.name}: every byte is counted as coming from memory.")
     else:
@@ -275,8 +275,8 @@ def prediction_report(
     roof, and by measured kernels what an engine fuses. A calibration shows what it expects, and which of its rates take
     the time. `times` are what `predict` gives for each graph, if that is known already.
     """
-    found_times = [predict(graph, rates) for graph in graphs] if times is None else times
-    phases = list(zip(graphs, found_times, strict=True))
+    phase_times = [predict(graph, rates) for graph in graphs] if times is None else times
+    phases = list(zip(graphs, phase_times, strict=True))
     stages = [stage for _, of_phase in phases for stage in of_phase]
     model = graphs[0].model if graphs else "Nothing"
     notes = tuple(prediction_notes(phases, rates))
@@ -309,7 +309,7 @@ class _StageColumn:
 
 
 def _summed(column: Column, cell: Callable[[StageTime], int | float | None]) -> _StageColumn:
-    """A column whose total is the sum of its known cells."""
+    """A column with the sum of its known cells as total."""
     return _StageColumn(column, cell, lambda stages: sum(cell(stage) or 0 for stage in stages))
 
 
@@ -332,7 +332,7 @@ _EXPECTED = _StageColumn(
     lambda stage: stage.wall.expected,
     lambda stages: total_wall(stages).expected,
 )
-_LAUNCHES = _summed(Column("launches", Kind.COUNT), lambda stage: stage.launches)
+_LAUNCHES = _summed(Column("kernel launches", Kind.COUNT), lambda stage: stage.launches)
 _ENGINE_KERNELS = _summed(Column("engine kernels", Kind.COUNT), lambda stage: stage.engine_kernels)
 _BOUNDED_COLUMNS = (
     _STAGE,
@@ -430,11 +430,11 @@ def _detail_table(stages: Sequence[StageTime]) -> Table:
         for stage in stages
     )
     columns = (Column("stage"), *(Column(*name) for name in names))
-    return Table(title="Where the bound and the band come from", columns=columns, rows=rows)
+    return Table(title="Where the lower bound, low and high come from", columns=columns, rows=rows)
 
 
 def _communication_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
-    """What each stage exchanges with other ranks; nothing where no stage does."""
+    """The collectives of each stage; no table where no stage has any."""
     rows: list[tuple[Cell, ...]] = []
     for stage in stages:
         if (communication := stage.communication) is not None:
@@ -482,7 +482,7 @@ def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
             Series("high", tuple(stage.wall.high for stage in stages)),
         ),
         kind=Kind.SECONDS,
-        caption=f"{bound_claim(device, stages)}; a run is expected between low and high.",
+        caption=f"{bound_claim(device, stages)}; a run is expected to take between low and high.",
     )
     dtype = main_dtype(stages)
     if dtype is None or not is_known(dtype, device):

@@ -1,11 +1,9 @@
-"""The lower bound of one rank of a plan: a time that no engine which runs that plan can beat.
+"""The collectives that a plan forces on every engine, for the lower bound of any engine that runs the plan.
 
-Two things make it differ from the bound of what a trace runs. An engine may shard further than the traced code, such as
-the heads of latent attention; so the work counted is the smaller of the rank's own and its share of the whole. And of
-the collectives only those count that the plan forces on every engine: a reduction where the ranks of a block hold
-partial sums, the gathering of fully sharded weights, and what one pipeline stage hands to the next. The others have
-ways around them: a replicated table needs no reduction after the look-up, the best token of each shard stands for its
-logits, sums that are added up later need one reduction together, and tokens may choose experts on their own rank.
+They are a reduction where the ranks of a block hold partial sums, the gathering of fully sharded weights, and what one
+pipeline stage hands to the next. The others have ways around them: a replicated table needs no reduction after the
+look-up, the best token of each shard replaces its logits, sums that are added up later need one reduction together,
+and tokens may choose experts on their own rank.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.costs.collectives import collectives_by_call
-from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.timing.collective_time import collective_time
-from llm_perf_opt.timing.lower_bound import LowerBound, lower_bound
 
 _NANO = 1e-9
 _REDUCTIONS = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER})
@@ -30,16 +26,16 @@ _HAND_OVERS = frozenset({CollectiveKind.SEND, CollectiveKind.RECV})
 _BLOCK = re.compile(r"(?:.*?\.)?\d+(?:\.[^.]+)?")  # `model.layers.3.mlp` of `model.layers.3.mlp.experts`
 
 
-def least_exchanges(graph: CallGraph) -> dict[str, Counter[Collective]]:
+def least_collectives(graph: CallGraph) -> dict[str, Counter[Collective]]:
     """Stage -> the collectives of this rank that no engine with its plan can do without, and how often."""
-    plan, asked = plan_in(graph.deployment), collectives_by_call(graph)
+    plan, by_call = plan_in(graph.deployment), collectives_by_call(graph)
     least: dict[str, Counter[Collective]] = {}
-    if plan is None or not asked:
+    if plan is None or not by_call:
         return least
     stages, stage_of = stage_names(graph), stage_of_calls(graph)
     calls, forwards = calls_of(graph), forward_of_ops(graph)
     sums: dict[tuple[str, int, str], Collective] = {}
-    for call, collectives in asked.items():
+    for call, collectives in by_call.items():
         stage = graph.phase if call < 0 else stages[stage_of[call]]
         path = "" if call < 0 else graph.paths[calls.path[call]]
         for collective, count in collectives.items():
@@ -62,37 +58,6 @@ def is_of_weights(collective: Collective, plan: ParallelPlan) -> bool:
     return collective.group.size == plan.fsdp and collective.group.stride == plan.tp
 
 
-def exchange_s(exchanges: Mapping[Collective, int], cluster: Cluster) -> float:
+def communication_s(collectives: Mapping[Collective, int], cluster: Cluster) -> float:
     """The least time on the links, all of them one after the other; a link that is not known adds nothing."""
-    return sum((collective_time(sent, cluster).bound_ns or 0) * _NANO * count for sent, count in exchanges.items())
-
-
-def rank_bound(
-    rank: NecessaryWork,
-    exchanges: Mapping[Collective, int],
-    cluster: Cluster,
-    *,
-    whole: NecessaryWork | None = None,
-    ranks: int = 1,
-    fewest_experts: bool = False,
-) -> LowerBound:
-    """The bound of one rank: the largest of compute, memory and communication, since all three may overlap.
-
-    `whole` is the work of the model on one device, of which one of `ranks` has at least its share: no plan spreads
-    work more evenly. Where the traced rank does more than that, the share counts. Without `whole` the rank's own work
-    does.
-    """
-    own = _bound(rank, cluster, 1, fewest_experts=fewest_experts)
-    least = own if whole is None else _bound(whole, cluster, ranks, fewest_experts=fewest_experts)
-    return LowerBound(
-        compute_s=min(own.compute_s, least.compute_s),
-        bandwidth_s=min(own.bandwidth_s, least.bandwidth_s),
-        communication_s=exchange_s(exchanges, cluster),
-    )
-
-
-def _bound(work: NecessaryWork, cluster: Cluster, ranks: int, *, fewest_experts: bool) -> LowerBound:
-    """The work shared evenly by `ranks` devices, the cache of each of which may hold its part already."""
-    must_read = (work.fewest_bytes if fewest_experts else work.bytes) or 0
-    all_of_it = lower_bound(work.flops_by_dtype, must_read, cluster.device, forwards=work.forwards * ranks)
-    return LowerBound(compute_s=all_of_it.compute_s / ranks, bandwidth_s=all_of_it.bandwidth_s / ranks)
+    return sum((collective_time(sent, cluster).bound_ns or 0) * _NANO * count for sent, count in collectives.items())

@@ -20,7 +20,7 @@ from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution, RatesAbove
 from llm_perf_opt.timing.eager_time import SOURCE, eager_time
 from llm_perf_opt.timing.kernels.times import TimeOrigin
-from llm_perf_opt.timing.rates import Piece, Pieces, RateSource, RateTime
+from llm_perf_opt.timing.rates import Piece, RateSource, RateTime, StagePieces
 from llm_perf_opt.timing.stage_work import StageWork
 
 
@@ -38,16 +38,17 @@ class RecordedRates(RatesAbove):
         yield from self.below.notes()
         if (rates := eager_rates(self.device)) is not None:
             yield Note(
-                f"Kernel times are from recordings of eager PyTorch on {rates.device}; docs/eager-kernels.md says "
-                "which. Work that they do not describe is timed by the roofline."
+                f"Kernel times come from recordings of eager PyTorch on {rates.device}; "
+                "docs/evidence/eager-kernels.md lists "
+                "them. Work that they do not describe is timed by the roofline."
             )
 
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
         """The kernels of each stage as written."""
         return self.below.pieces(graph, works)
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
-        """The device time of one launch; what was not recorded is expected in the middle of its ends."""
+        """The device time of one launch; what was not recorded is expected between low and high."""
         if isinstance(piece, Kernel) and (recorded := eager_time(piece, self.device)) is not None:
             return (recorded,)
         below = self.below.duration(piece)
@@ -65,10 +66,10 @@ def recorded_rates(below: DataSheetRates) -> RecordedRates | None:
     return RecordedRates(below)
 
 
-Machine = Hardware | Calibration  # whose times are predicted
+Machine = Hardware | Calibration  # what times are predicted for
 DATA_SHEET, TABLES = "data-sheet", "tables"
 ENGINES = ("vllm", "sglang", "trtllm")
-DEFAULT_KERNEL_ENGINE = ENGINES[0]  # whose measured kernels time a step; replays run it as well
+DEFAULT_KERNEL_ENGINE = ENGINES[0]  # its measured kernels time a step; replays run it as well
 
 
 def find_machine(
@@ -169,7 +170,7 @@ def refuse_rates(execution: str, rates: str | None, engine: str | None) -> None:
         )
     if execution != Execution.FUSED or rates == DATA_SHEET:
         raise UsageError(
-            "--engine says whose measured kernels run.",
-            why="eager PyTorch runs its own, and a data sheet knows no engine",
+            "--engine names an engine with measured kernels.",
+            why="eager PyTorch runs its own kernels, and a data sheet has no times of an engine",
             fix="add --execution fused and leave --rates out, or leave --engine out",
         )

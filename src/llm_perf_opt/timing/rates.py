@@ -1,7 +1,7 @@
 """Sources of rates: how long a piece of work takes, and the origin of that time.
 
 `predict` splits a stage into the pieces that a source can time, and adds up their durations. A source
-whose figures come from a data sheet times kernels; a calibrated machine times ops, module calls and fresh memory.
+with the figures of a data sheet times kernels; a calibrated machine times ops, module calls and fresh memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llm_perf_opt.timing.stage_work import StageWork
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Seconds from `low` to `high`, never one number. `expected` is None where a source gives the ends alone."""
+    """Seconds from `low` to `high`, never one number. `expected` is None where a source gives low and high alone."""
 
     low: float
     high: float
@@ -56,13 +56,13 @@ class Band:
         return self.times(seconds / self.expected)
 
     def slower(self, other: Band) -> Band:
-        """Of two things that run side by side the one that takes longer, at both ends."""
+        """Of two things that run side by side the one that takes longer, in the low and in the high estimate."""
         has_both = self.expected is not None and other.expected is not None
         expected = max(self.expected or 0.0, other.expected or 0.0) if has_both else None
         return Band(max(self.low, other.low), max(self.high, other.high), expected)
 
     def holds(self, seconds: float) -> bool:
-        """Whether a time lies in the band."""
+        """Whether a time is in the band."""
         return self.low <= seconds <= self.high
 
     def expected_in_the_middle(self) -> Band:
@@ -71,7 +71,7 @@ class Band:
 
     @property
     def middle(self) -> float:
-        """Of two ends that differ by a factor, the value as far from one as from the other."""
+        """The geometric mean of low and high."""
         return math.sqrt(self.low * self.high)
 
 
@@ -80,7 +80,7 @@ NOTHING = Band(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class OpRun:
-    """An op as a processor runs it, with the inputs whose rows do not lie together."""
+    """An op as a processor runs it, with the inputs that have rows apart from each other."""
 
     kind: OpKind
     scattered: ScatteredInputs = frozenset()
@@ -98,8 +98,16 @@ Pieces = Sequence[tuple[Piece, int]]  # and how often each runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagePieces:
+    """What a source times in a stage; `expected_s` is the time of all pieces where it knows the stage as a whole."""
+
+    pieces: Pieces
+    expected_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RateTime:
-    """Time given by one rate. `source` and `rate` say whose: the source, and which of its tables or fractions."""
+    """Time given by one rate: `source` names the source, `rate` which of its tables or fractions."""
 
     source: str
     rate: str
@@ -140,7 +148,7 @@ class RateSource(Protocol):
 
     @property
     def device(self) -> Device | None:
-        """The device whose data sheet bounds every time."""
+        """The device with the data sheet that bounds every time."""
         ...
 
     @property
@@ -155,23 +163,19 @@ class RateSource(Protocol):
 
     @property
     def engine(self) -> str | None:
-        """Whose kernels they are; None: no engine's in particular."""
+        """The engine that the kernels belong to; None: no engine in particular."""
         ...
 
     def notes(self) -> Iterator[Note]:
         """What a reader must know of these rates."""
         ...
 
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
         """Stage -> what this source times in it, and how often that runs."""
         ...
 
     def meet(self, graphs: Iterable[CallGraph]) -> None:
         """Learn what a source can know of runs as a whole, from all their phases, before these are timed."""
-        ...
-
-    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
-        """Stage -> what all its pieces take together, of stages that the source knows as a whole."""
         ...
 
     def duration(self, piece: Piece) -> tuple[RateTime, ...] | None:
@@ -183,7 +187,7 @@ class RateSource(Protocol):
         ...
 
     def least_s(self, lower_bound: LowerBound) -> float:
-        """What no end of a band lies below, for a stage with this lower bound."""
+        """What no end of a band is below, for a stage with this lower bound."""
         ...
 
     def likely_s(self, lower_bound: LowerBound) -> float:
@@ -191,8 +195,26 @@ class RateSource(Protocol):
         ...
 
     def of_stage(self, kernels: Band) -> Band:
-        """The band of a stage whose kernels add up to `kernels`: that, or as wide as whole runs were found to be."""
+        """The band of a stage from the sum of its kernels: `kernels`, or as wide as measured runs differ."""
         ...
+
+
+class TimesPieces:
+    """A source that times pieces one by one, of no engine in particular, and knows no run as a whole."""
+
+    __slots__ = ()
+
+    @property
+    def engine(self) -> str | None:
+        """No engine in particular."""
+        return None
+
+    def meet(self, graphs: Iterable[CallGraph]) -> None:
+        """Pieces are timed as they come: nothing is learnt of a run."""
+
+    def of_stage(self, kernels: Band) -> Band:
+        """Its pieces and nothing else."""
+        return kernels
 
 
 def total(bands: Iterable[Band]) -> Band:

@@ -21,7 +21,7 @@ _DOMINANT = 0.4  # share of a phase from which on one of its stages is named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """So many per second; `expected` is None where the times have ends alone."""
+    """A rate per second; `expected` is None where the times have low and high alone."""
 
     low: float
     high: float
@@ -38,7 +38,7 @@ class Speed:
     """A prefill and one decode step. None: the run has no such phase, or it is not known.
 
     `prefill` is the time to the first token (TTFT) of a batch that waits for nothing, vision included; `step` the time
-    of one decode step (TPOT). `decode` is all steps of a run whose steps were asked for, `output_tokens` of them.
+    of one decode step (TPOT). `decode` is all steps of a run with decode steps, `output_tokens` of them.
     """
 
     sequences: int  # of all replicas and of all ranks of fsdp, each of which has a batch of its own
@@ -119,7 +119,7 @@ def _number(value: object, default: int) -> int:
 
 
 def _step(graph: CallGraph, stages: Sequence[StageTime]) -> Band:
-    """Of a trace of several steps that of one, on average."""
+    """One step of a trace of several, on average."""
     return total_wall(stages).times(1 / max(1, _number(graph.runtime.get("decode_steps"), 1)))
 
 
@@ -131,7 +131,7 @@ def _per_s(count: int, band: Band) -> Rate | None:
 
 
 def band_text(band: Band) -> str:
-    """`107 ms (82.3-169)`, or the ends alone: `82.3-169 ms`."""
+    """`107 ms (82.3-169)`, or low and high alone: `82.3-169 ms`."""
     low, high = format_seconds(band.low), format_seconds(band.high)
     (first, unit), (last, other) = low.split(" "), high.split(" ")
     if band.expected is None:
@@ -142,7 +142,7 @@ def band_text(band: Band) -> str:
 
 
 def rate_text(rate: Rate, unit: str) -> str:
-    """`86 tokens/s`, or both ends where nothing is expected."""
+    """`86 tokens/s`, or low and high where nothing is expected."""
     if rate.expected is not None:
         return f"{format_count(_three(rate.expected))} {unit}"
     return f"{format_count(_three(rate.low))}-{format_count(_three(rate.high))} {unit}"
@@ -170,17 +170,17 @@ def pages_text(speed: Speed) -> str:
     if (pages := speed.pages_per_s) is not None and (day := speed.pages_per_day_and_device) is not None:
         return f"{rate_text(pages, 'pages/s')}, {rate_text(day, 'pages/day/GPU')}"
     if (pages := speed.prefilled_pages_per_s) is not None:
-        return f"{rate_text(pages, 'pages/s')} to TTFT"
+        return f"{rate_text(pages, 'pages/s')} (prefill only)"
     return ""
 
 
 def bottlenecks(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]]) -> dict[str, BoundBy]:
-    """Phase -> what limits most of its time; phases of which that is not known are left out."""
+    """Phase -> its bottleneck; phases without a known one are left out."""
     return {graph.phase: bound for graph, stages in zip(graphs, times, strict=True) if (bound := _bound(stages))}
 
 
 def bottleneck_text(graphs: Sequence[CallGraph], times: Sequence[Sequence[StageTime]]) -> str:
-    """`prefill by bandwidth (sam 41 %), decode by launches`."""
+    """`prefill by bandwidth (sam 41 %), decode by kernel launches`."""
     return ", ".join(_phase_texts(graphs, times))
 
 

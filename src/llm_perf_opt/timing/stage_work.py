@@ -17,7 +17,7 @@ from llm_perf_opt.ops.table import kernels_of, price
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """One stage of a trace: what its code runs, and beside it what any implementation must do.
+    """One stage of a trace: what its code runs, and what any implementation must do.
 
     `flops`, `bytes_moved`, `launches` and `kernels` are as written. `necessary` is None where the trace does not record
     which tensors an op took. `unpriced_ops` are in no sum.

@@ -40,8 +40,8 @@ def redeployed(graphs: Sequence[CallGraph], wanted: Deployment) -> tuple[CallGra
 
 def deployed_device(graphs: Sequence[CallGraph]) -> str | None:
     """The id of the hardware that a trace was made for; None where it was made for none."""
-    found = graphs[0].deployment.get("device") if graphs else None
-    return found if isinstance(found, str) else None
+    device = graphs[0].deployment.get("device") if graphs else None
+    return device if isinstance(device, str) else None
 
 
 def formats_of(adapter: ModelAdapter, graph: CallGraph) -> StoredFormats:
@@ -53,18 +53,18 @@ def as_checkpoint(graph: CallGraph, stored: StoredFormats) -> CallGraph:
     """One phase with the weights as the checkpoint stores them; `deployment` says who said so and what was not read."""
     if not stored.origin:
         return graph
-    told: dict[str, Json] = {"weights_from": f"{CHECKPOINT}: {stored.origin}"}
+    header: dict[str, Json] = {"weights_from": f"{CHECKPOINT}: {stored.origin}"}
     if stored.weights:
-        told["weights"] = " + ".join(dict.fromkeys(stored.weights.values()))
+        header["weights"] = " + ".join(dict.fromkeys(stored.weights.values()))
     if stored.warnings:
-        told["warnings"] = list(stored.warnings)
-    return replace(store_weights(graph, stored.weights), deployment={**graph.deployment, **told})
+        header["warnings"] = list(stored.warnings)
+    return replace(store_weights(graph, stored.weights), deployment={**graph.deployment, **header})
 
 
 def _with_weights(graph: CallGraph, name: str) -> CallGraph:
-    kept = {key: value for key, value in graph.deployment.items() if key != "warnings"}
+    header = {key: value for key, value in graph.deployment.items() if key != "warnings"}
     changed = store_weights(graph, what_if_formats(graph, name))
-    return replace(changed, deployment={**kept, "weights": name, "weights_from": WHAT_IF})
+    return replace(changed, deployment={**header, "weights": name, "weights_from": WHAT_IF})
 
 
 def _with_cache(graphs: Sequence[CallGraph], dtype: str, origin: str) -> tuple[CallGraph, ...]:

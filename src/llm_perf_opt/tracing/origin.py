@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.plugins import FOLDERS, MODELS, make_workload
-from llm_perf_opt.core.protocols import CopiesKeyHeads, ModelAdapter, SpreadsOverRanks
+from llm_perf_opt.core.plugins import make_workload
+from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, Workload
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
+from llm_perf_opt.tracing.found_model import FoundModel, spread
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +27,20 @@ class Origin:
     """What a trace was made from, so that other sources can run the same model with the same workload."""
 
     name: str  # of the model, as it was given
-    adapter: ModelAdapter
+    source: ModelAdapter | FoundModel
     workload: Workload
     deployment: Deployment = field(default_factory=Deployment)
     routing: str | None = None  # of this and the next, None is the tracer's own default
     torch_device: str | None = None
     plan: ParallelPlan = field(default_factory=ParallelPlan)  # of which the adapter runs one rank
     is_module: bool = False  # one that was built elsewhere, with weights of its own
+
+    @property
+    def adapter(self) -> ModelAdapter:
+        """What runs the model on this rank; one that was found by its name is read and loaded here."""
+        if not isinstance(self.source, FoundModel):
+            return self.source
+        return self.source.on_rank(self.plan) if self.plan.is_spread else self.source.adapter
 
     @property
     def model(self) -> str:
@@ -42,7 +50,7 @@ class Origin:
     def targets(self, **changed: Any) -> tuple[Target, ...]:
         """The phases of the workload, or of one that differs in some fields.
 
-        A model whose inputs nobody declared is run to find them, which the limits of work hold for.
+        If nobody declared the model's inputs, it is run to find them; the limits of work hold for that run too.
         """
         with OneRun(), RunWatch(f"{self.name}, looking for its inputs"):
             return self.adapter.targets(replace(self.workload, **changed) if changed else self.workload)
@@ -62,32 +70,34 @@ def find_origin(
     copies_key_heads: bool = False,
     **workload: Any,
 ) -> Origin:
-    """The model and its workload, checked before anything runs; the parameters are those of `trace`.
+    """The model and its workload, checked before anything runs; `trace` describes the parameters.
 
-    Of a plan it is the rank that was asked for, by default the first. With `copies_key_heads` a model whose ranks
-    outnumber its key heads is spread as engines do; otherwise its own code refuses that.
+    Of a plan it is the rank that was asked for, by default the first. With `copies_key_heads`, more ranks than key
+    heads hold copies of a head, as in engines; otherwise the model's own code refuses such a plan.
     """
     named = find_model(str(model), trust_remote_code) if isinstance(model, (str, Path)) else model
-    adapter = module_adapter(named, args, kwargs) or find_adapter(named, trust_remote_code)
-    if copies_key_heads and isinstance(adapter, CopiesKeyHeads):
-        adapter = adapter.copying_key_heads()
-    is_module = not isinstance(named, NamedModel)
+    module = module_adapter(named, args, kwargs)
+    source = module or FoundModel(
+        named=cast(NamedModel, named), trust_remote_code=trust_remote_code, copies_key_heads=copies_key_heads
+    )
     plan = taken_plan(workload)
-    asked = make_workload(adapter, **workload)
+    requested = (
+        source.workload_type.make(**workload) if isinstance(source, FoundModel) else make_workload(source, **workload)
+    )
     refuse_workload(
-        batch=asked.batch,
-        tokens=asked.prompt_tokens or 0,
-        decode_steps=asked.decode_steps,
-        new_tokens=asked.new_tokens,
+        batch=requested.batch,
+        tokens=requested.prompt_tokens or 0,
+        decode_steps=requested.decode_steps,
+        new_tokens=requested.new_tokens,
     )
     origin = Origin(
-        name=adapter.title if is_module else str(named),
-        adapter=adapter,
-        workload=asked,
+        name=str(named) if module is None else module.title,
+        source=source,
+        workload=requested,
         deployment=Deployment.make(device=device, weights=weights, cache=cache),
         routing=routing,
         torch_device=torch_device,
-        is_module=is_module,
+        is_module=module is not None,
     )
     return on_rank(origin, plan.of_rank(plan.kinds_of_rank()[0])) if plan.is_spread else origin
 
@@ -95,11 +105,7 @@ def find_origin(
 def find_adapter(model: object, trust_remote_code: bool = False) -> ModelAdapter:
     """The adapter of a registered name, of a folder, or of any other name: `models/huggingface/names.py`."""
     named = model if isinstance(model, NamedModel) else find_model(str(model), trust_remote_code)
-    if named.registered is not None:
-        return MODELS.get(named.registered)()
-    assert named.folder is not None, "a name is a registered one or has a folder"
-    shown = named.name if named.source else None
-    return FOLDERS.get("huggingface")(named.folder, trust_remote_code, name=shown, source=named.source)
+    return FoundModel(named=named, trust_remote_code=trust_remote_code).adapter
 
 
 def module_adapter(
@@ -112,14 +118,14 @@ def module_adapter(
         return SingleModuleAdapter(model, args, kwargs)
     if args or kwargs:
         raise UsageError(
-            "args and kwargs are for a module.",
-            why=f"{str(model)!r} makes its own inputs from the workload",
+            "args and kwargs are only for a torch module.",
+            why=f"the inputs of {str(model)!r} are made from the workload",
             fix="leave them out, and give image=, prompt_tokens= or batch= instead",
         )
     return None
 
 
-def taken_plan(workload: dict[str, Any]) -> ParallelPlan:
+def taken_plan(workload: dict[str, object]) -> ParallelPlan:
     """The parallel plan among the keywords of a workload, which are left without it."""
     given = {name: workload.pop(name) for name in ParallelPlan.options() if name in workload}
     if isinstance(given.get("plan"), Path):
@@ -129,10 +135,7 @@ def taken_plan(workload: dict[str, Any]) -> ParallelPlan:
 
 def on_rank(origin: Origin, plan: ParallelPlan) -> Origin:
     """The same model and workload as one rank of a plan runs them."""
-    if not isinstance(origin.adapter, SpreadsOverRanks):
-        raise UsageError(
-            f"{origin.name} cannot be spread over ranks.",
-            why="nothing says which of its modules could be shared between ranks",
-            fix="leave tp, ep, pp and fsdp out, or trace a Hugging Face folder",
-        )
-    return replace(origin, adapter=origin.adapter.on_rank(plan), plan=plan)
+    source = origin.source
+    return replace(
+        origin, source=source if isinstance(source, FoundModel) else spread(source, origin.name, plan), plan=plan
+    )

@@ -25,7 +25,7 @@ TRACE_SUFFIX = ".callgraph.json"
 _RANK = "rank-"
 PARTIAL = ".partial"  # before the suffix: the model raised in this phase
 OLDER_NAMES = ("*call-graph*.json", "*callgraph*.json")  # files from before there was a suffix of their own
-_BESIDE = ("grouped", "runtime")  # in the names of what older scripts wrote beside them
+_BESIDE = ("grouped", "runtime")  # in the names of what older scripts wrote next to them
 PHASE_ORDER = (
     "vision",
     "prefill",
@@ -40,14 +40,14 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise _not_there(path)
-        found = _in_folder(path) if path.is_dir() else [path]
-        if not found:
+        traces = _in_folder(path) if path.is_dir() else [path]
+        if not traces:
             raise UsageError(
                 f"There is no trace in {path}.",
                 why=f"no file there ends in {TRACE_SUFFIX}",
                 fix=f"make one: llm-perf-opt trace deepseek-ocr --out {path}",
             )
-        files += found
+        files += traces
     return files
 
 
@@ -58,8 +58,8 @@ def rank_folder(folder: Path | None, rank: int, ranks: Sequence[int]) -> Path | 
 
 def rank_folders(folder: Path) -> list[Path]:
     """The folders of the ranks in the folder of a run, in order; none where the run is of one device or one rank."""
-    found = [path for path in folder.glob(f"{_RANK}*") if path.is_dir() and path.name.removeprefix(_RANK).isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(_RANK)))
+    folders = [path for path in folder.glob(f"{_RANK}*") if path.is_dir() and path.name.removeprefix(_RANK).isdigit()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix(_RANK)))
 
 
 def folder_of_rank(path: Path, rank: int | None) -> Path:
@@ -67,17 +67,17 @@ def folder_of_rank(path: Path, rank: int | None) -> Path:
     folders = rank_folders(path)
     if not folders:
         return path
-    found = {int(folder.name.removeprefix(_RANK)): folder for folder in folders}
+    by_rank = {int(folder.name.removeprefix(_RANK)): folder for folder in folders}
     if rank is None:
-        log.info("Rank %d; --rank chooses another: %s", next(iter(found)), ", ".join(map(str, found)))
+        log.info("Rank %d; --rank chooses another: %s", next(iter(by_rank)), ", ".join(map(str, by_rank)))
         return folders[0]
-    if rank not in found:
+    if rank not in by_rank:
         raise UsageError(
             f"There is no rank {rank} in {path}.",
-            why=f"it holds one rank of each kind: {', '.join(map(str, found))}",
+            why=f"it holds one rank of each kind: {', '.join(map(str, by_rank))}",
             fix=f"choose one of them, or trace it: llm-perf-opt trace MODEL ... --rank {rank}",
         )
-    return found[rank]
+    return by_rank[rank]
 
 
 def require_rank(graph: CallGraph, rank: int | None) -> None:
@@ -87,27 +87,27 @@ def require_rank(graph: CallGraph, rank: int | None) -> None:
     if rank is not None and rank != held:
         raise UsageError(
             f"This is not the trace of rank {rank}.",
-            why=f"it is of rank {held}" if plan is not None else "it is of one device, which has no ranks",
+            why=f"it is the trace of rank {held}" if plan is not None else "it was made on one device, without ranks",
             fix="leave --rank out, or name the folder of the whole run",
         )
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The call graphs of a folder: those of this version, or else those of older scripts."""
-    found = sorted(folder.glob(f"*{TRACE_SUFFIX}"), key=_phase_rank)
-    if found:
-        return found
+    """The call graphs of a folder: this version's, or else what older scripts wrote."""
+    traces = sorted(folder.glob(f"*{TRACE_SUFFIX}"), key=_phase_rank)
+    if traces:
+        return traces
     older = {file for pattern in OLDER_NAMES for file in folder.glob(pattern)}
     return sorted(file for file in older if not any(word in file.name for word in _BESIDE))
 
 
 def read_traces(paths: Sequence[Path]) -> tuple[CallGraph, ...]:
     """What lies there, in the order in which the phases run."""
-    found = [(path, [read_callgraph(file) for file in trace_files([path])]) for path in paths]
-    for path, graphs in found:
+    runs = [(path, [read_callgraph(file) for file in trace_files([path])]) for path in paths]
+    for path, graphs in runs:
         if path.is_dir():
             _require_one_run(path, graphs)
-    return tuple(graph for _, graphs in found for graph in graphs)
+    return tuple(graph for _, graphs in runs for graph in graphs)
 
 
 def _require_one_run(folder: Path, graphs: Sequence[CallGraph]) -> None:
@@ -117,8 +117,8 @@ def _require_one_run(folder: Path, graphs: Sequence[CallGraph]) -> None:
     """
     first = graphs[0]
     for graph in () if any(graph.stopped_in is not None for graph in graphs) else graphs:
-        asked = Workload.options().keys() & graph.workload.keys() & first.workload.keys()
-        if graph.model != first.model or any(graph.workload[name] != first.workload[name] for name in asked):
+        common = Workload.options().keys() & graph.workload.keys() & first.workload.keys()
+        if graph.model != first.model or any(graph.workload[name] != first.workload[name] for name in common):
             raise PerfOptError(
                 f"{folder} holds phases of two runs.",
                 why=f"{graph.phase} was traced with another model or workload than {first.phase}",
@@ -143,9 +143,9 @@ def read_phase(path: Path, phase: str | None = None) -> CallGraph:
 
 
 def _not_there(path: Path) -> UsageError:
-    """With the name beside it that comes nearest, if any does."""
-    beside = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, n=1)
+    """The error, with the nearest name in the same folder if there is one."""
+    siblings = [path_of.name for path_of in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, siblings, n=1)
     return UsageError(
         f"There is no {path}.",
         why="a call-graph file or a folder of them was expected there",
@@ -180,13 +180,13 @@ def _phase_rank(file: Path) -> tuple[int, str]:
 
 
 def refuse_options(given: Mapping[str, object], **options: object) -> None:
-    """Refuse whatever is given beside a trace: ignoring it would be a wrong figure. Names are those of the options."""
-    asked = [*given, *(name for name, value in options.items() if value)]
-    if asked:
+    """Refuse options that a saved trace cannot follow: ignoring them would give a wrong figure."""
+    useless = [*given, *(name for name, value in options.items() if value)]
+    if useless:
         raise UsageError(
-            f"A trace made earlier has no use for {', '.join(map(_option, asked))}.",
-            why="it brings the workload that it was made with, and nothing is run again",
-            fix="leave it out, or name the model in place of its trace",
+            f"A saved trace does not take {', '.join(map(_option, useless))}.",
+            why="it keeps the workload that it was made with, and nothing is run again",
+            fix="leave it out, or name the model instead of its trace",
         )
 
 

@@ -69,7 +69,7 @@ def make_tracer(
     for setting in chosen.keys() - kind.takes:
         option, why = _OPTIONS[setting]
         raise UsageError(
-            f"The tracer {name!r} has no use for {option}.",
+            f"The tracer {name!r} does not take {option}.",
             why=why,
             fix=f"leave {option} out, or choose another --tracer",
         )
@@ -108,9 +108,9 @@ def trace_targets(
     for target in targets:
         try:
             graph = trace_phase(tracer, target)
-            traced.append(_with_events(graph) if events else graph)
+            traced.append(with_events(graph) if events else graph)
         except PartialTrace as stop:
-            stopped_graph = _with_events(stop.graph) if events else stop.graph
+            stopped_graph = with_events(stop.graph) if events else stop.graph
             stop.graph = as_checkpoint(stopped_graph, formats_of(adapter, stop.graph))
             if out is not None:
                 file = graph_file(out, stop.graph)
@@ -124,7 +124,8 @@ def trace_targets(
     return TracedPhases(graphs=graphs, failures=failures)
 
 
-def _with_events(graph: CallGraph) -> CallGraph:
+def with_events(graph: CallGraph) -> CallGraph:
+    """The graph with the enter and exit of every call listed."""
     return replace(graph, events=events_of(graph))
 
 
@@ -142,16 +143,16 @@ def trace_phase(tracer: Tracer, target: Target) -> CallGraph:
 
 
 def _world_header(world: World) -> dict[str, Json]:
-    """The plan, and which parameters it leaves whole on every rank where that is known."""
-    kept = {} if world.replicated is None else {REPLICATED_KEY: list(world.replicated)}
-    return {**world.plan.header(), **kept}
+    """The plan, and which parameters it leaves replicated on every rank where that is known."""
+    replicated = {} if world.replicated is None else {REPLICATED_KEY: list(world.replicated)}
+    return {**world.plan.header(), **replicated}
 
 
-def drawing_tracer(tracer: Tracer) -> DrawingTracer:
-    """The tracer, if its library draws pictures."""
+def drawing_tracer(tracer: Tracer | None) -> DrawingTracer:
+    """The tracer, if its library draws pictures; None, the default tracer, has none."""
     if isinstance(tracer, DrawingTracer):
         return tracer
-    raise UsageError("This tracer draws no picture.", why="TorchLens does", fix="add --tracer torchlens")
+    raise UsageError("This tracer draws no pictures.", why="only TorchLens does", fix="add --tracer torchlens")
 
 
 def draw_modules(
@@ -164,7 +165,7 @@ def draw_modules(
         if not called:
             raise UsageError(
                 f"No phase calls the module {picture.module!r}.",
-                why="the model has it, and the trace has no call of it",
+                why="the model has this module, but no phase runs it",
                 fix="choose a module that runs: the trace lists them under call_counts",
             )
         with OneRun():
@@ -181,11 +182,11 @@ def _phase_file(folder: Path, phase: str, *, is_partial: bool = False) -> Path:
     return folder / f"{phase}{PARTIAL if is_partial else ''}{TRACE_SUFFIX}"
 
 
-def reserve_folder(folder: Path, phases: Sequence[str], beside: Sequence[Path] = (), *, force: bool) -> None:
-    """Refuse, before the work begins, to overwrite a file of these phases or one of `beside`; make the folder."""
+def reserve_folder(folder: Path, phases: Sequence[str], also: Sequence[Path] = (), *, force: bool) -> None:
+    """Refuse, before the work begins, to overwrite a file of these phases or one of `also`; make the folder."""
     files = [_phase_file(folder, phase) for phase in phases]
     partial = [_phase_file(folder, phase, is_partial=True) for phase in phases]
-    require_free((*files, *beside, *partial), force=force)
+    require_free((*files, *also, *partial), force=force)
     make_folder(folder)
 
 

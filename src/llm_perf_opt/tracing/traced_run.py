@@ -11,18 +11,24 @@ from typing import Any
 
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.missing_packages import CannotRunError
 from llm_perf_opt.core.output_files import free_file
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
-from llm_perf_opt.core.protocols import KnowsKindsOfRank, ModulePicture, RunsForReal, Tracer
+from llm_perf_opt.core.protocols import ModulePicture, RunsForReal, Tracer
 from llm_perf_opt.core.target import Target
+from llm_perf_opt.tracing.deployed_traces import redeployed
+from llm_perf_opt.tracing.found_model import FoundModel, kinds_of_rank
 from llm_perf_opt.tracing.origin import Origin, on_rank
+from llm_perf_opt.tracing.stored_traces import as_kept, keep_graphs, stored_graphs
 from llm_perf_opt.tracing.trace_files import rank_folder
 from llm_perf_opt.tracing.traced_phases import (
+    TracedPhases,
     draw_modules,
     drawing_tracer,
     make_tracer,
     reserve_folder,
     trace_targets,
+    with_events,
     write_graphs,
 )
 
@@ -41,10 +47,10 @@ class TracedRun:
     origin: Origin | None = None
     failures: Mapping[str, str] = field(default_factory=dict)  # phase in which the model raised -> reason
     files: tuple[Path, ...] = ()  # in which it was saved, or from which it was read
-    others: tuple[TracedRun, ...] = ()  # of a model that is spread over ranks: one of each further kind of rank
+    others: tuple[TracedRun, ...] = ()  # of a model that is split between ranks: one of each further kind of rank
 
     @property
-    def plan(self) -> ParallelPlan | None:
+    def _plan(self) -> ParallelPlan | None:
         """How the model is spread, and which rank this is; None: it runs on one device."""
         return plan_in(self.graphs[0].deployment) if self.graphs else None
 
@@ -61,8 +67,8 @@ class TracedRun:
     def _origin(self) -> Origin:
         if self.origin is None:
             raise UsageError(
-                "A saved trace holds no model to run.",
-                why="exporting runs parts of the model again",
+                "A saved trace has no model that could run.",
+                why="an export runs parts of the model again",
                 fix="trace the model, or call lpo.export",
             )
         return self.origin
@@ -82,7 +88,7 @@ class TracedRun:
             if graph.stopped_in is not None:
                 raise PerfOptError(
                     f"The {graph.phase} of this trace stopped half-way, in {graph.stopped_in or '(root)'}.",
-                    why="what follows is missing, so every figure would be too small",
+                    why="the ops after that point are missing, so every figure would be too small",
                     fix="trace it again; until then llm-perf-opt report shows what ran",
                 )
         return self.graphs
@@ -99,14 +105,16 @@ def media_tokens(graph: CallGraph) -> int:
     return int(graph.workload.get("context_tokens", prompt)) - prompt
 
 
-def trace_ranks(origin: Origin, plan: ParallelPlan, out: Path | None = None, **kept: Any) -> TracedRun:
+def trace_ranks(origin: Origin, plan: ParallelPlan, out: Path | None = None, **how: Any) -> TracedRun:
     """One rank of each kind of a plan, the first of them with the others; several lie in folders of their own."""
-    adapter = origin.adapter
+    source = origin.source
     ranks = (
-        adapter.kinds_of_rank(plan, origin.workload) if isinstance(adapter, KnowsKindsOfRank) else plan.kinds_of_rank()
+        source.kinds_of_rank(plan, origin.workload)
+        if isinstance(source, FoundModel)
+        else kinds_of_rank(source, plan, origin.workload)
     )
     traces = [
-        trace_origin(on_rank(origin, plan.of_rank(rank)), out=rank_folder(out, rank, ranks), **kept) for rank in ranks
+        trace_origin(on_rank(origin, plan.of_rank(rank)), out=rank_folder(out, rank, ranks), **how) for rank in ranks
     ]
     return replace(traces[0], others=tuple(traces[1:]))
 
@@ -116,16 +124,21 @@ def trace_origin(
     tracer: Tracer | None = None,
     *,
     pictures: Sequence[ModulePicture] = (),
-    beside: Sequence[str] = (),
+    extra_suffixes: Sequence[str] = (),
     out: Path | None = None,
     force: bool = False,
     keep_partial: bool = False,
     events: bool = False,
 ) -> TracedRun:
-    """Trace a model and workload that were found before. Default: without weights, and nothing is written.
+    """Trace a model and workload that are known already. Default: without weights, and nothing is written.
 
-    `beside` are the suffixes of files that the tracer itself leaves in `out`, one per phase.
+    Such a run that was made before is read from the cache. `extra_suffixes` are of files that the tracer itself
+    leaves in `out`, one per phase.
     """
+    is_kept = tracer is None and not pictures
+    stored = stored_graphs(origin) if is_kept else None
+    if stored is not None:
+        return _stored_run(origin, stored, out=out, force=force, events=events)
     running = tracer or make_tracer(routing=origin.routing, torch_device=origin.torch_device)
     targets = _targets(origin, running)
     phases = [target.phase for target in targets]
@@ -134,21 +147,45 @@ def trace_origin(
             free_file(picture.file, force=force)
         drawing_tracer(running).require_drawable(origin.targets()[0], pictures)
     if out is not None:
-        reserve_folder(out, phases, [out / f"{phase}{suffix}" for phase in phases for suffix in beside], force=force)
+        reserve_folder(
+            out, phases, [out / f"{phase}{suffix}" for phase in phases for suffix in extra_suffixes], force=force
+        )
     traced = trace_targets(
         running,
         origin.adapter,
         targets,
-        origin.deployment,
+        as_kept(origin) if is_kept else origin.deployment,
         out=out,
         force=force,
         keep_partial=keep_partial,
         events=events,
     )
+    if is_kept:
+        traced = replace(traced, graphs=_kept(origin, traced))
     files = () if out is None else write_graphs(traced.graphs, out, force=force)
     if pictures:
         draw_modules(drawing_tracer(running), targets, traced.graphs, pictures)
     return TracedRun(name=origin.name, graphs=traced.graphs, origin=origin, failures=traced.failures, files=files)
+
+
+def _kept(origin: Origin, traced: TracedPhases) -> tuple[CallGraph, ...]:
+    """The phases deployed as was asked, those that came to their end kept for the next time."""
+    finished = [graph for graph in traced.graphs if graph.stopped_in is None]
+    if not traced.failures:
+        keep_graphs(origin, finished)
+    stopped = (graph for graph in traced.graphs if graph.stopped_in is not None)
+    return (*redeployed(finished, replace(origin.deployment, cache=None)), *stopped)
+
+
+def _stored_run(
+    origin: Origin, stored: tuple[CallGraph, ...], *, out: Path | None, force: bool, events: bool
+) -> TracedRun:
+    """A run that was made before, with the files that were asked for this time."""
+    graphs = tuple(map(with_events, stored)) if events else stored
+    if out is None:
+        return TracedRun(name=origin.name, graphs=graphs, origin=origin)
+    reserve_folder(out, [graph.phase for graph in graphs], force=force)
+    return TracedRun(name=origin.name, graphs=graphs, origin=origin, files=write_graphs(graphs, out, force=force))
 
 
 def _targets(origin: Origin, tracer: Tracer) -> tuple[Target, ...]:
@@ -171,10 +208,9 @@ def trace_other_attention(origin: Origin, graphs: Sequence[CallGraph]) -> tuple[
         return ()
     other = "sdpa" if is_eager(finished) else "eager"
     try:
-        tracer = make_tracer(routing=origin.routing, torch_device=origin.torch_device)
-        targets = origin.targets(attention=other)
-        traced = trace_targets(tracer, origin.adapter, targets, origin.deployment, keep_partial=True)
+        traced = trace_origin(replace(origin, workload=replace(origin.workload, attention=other)), keep_partial=True)
     except PerfOptError as error:
-        log.info("No figures for %s attention: %s", other, error.what)
+        level = logging.WARNING if isinstance(error, CannotRunError) else logging.INFO
+        log.log(level, "No figures for %s attention: %s", other, error.what)
         return ()
     return tuple(graph for graph in traced.graphs if graph.stopped_in is None)

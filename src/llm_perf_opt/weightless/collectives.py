@@ -25,7 +25,7 @@ from llm_perf_opt.weightless.recording import flat_tensors
 
 _OWN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, Ghost})
 _KNOWN_TYPES: dict[Any, bool] = {}
-_SIZES = CollectiveKind.ALL_TO_ALL  # the exchange of row counts before that of rows
+_SIZES = CollectiveKind.ALL_TO_ALL  # ranks tell each other their row counts before they send rows
 
 
 def takes_ops_apart(kind: Any) -> bool:
@@ -56,7 +56,7 @@ def run_collective(engine: Dispatcher, func: Any, args: Sequence[Any]) -> Any:
     return _returns(func, args, written)
 
 
-def functional_facts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+def functional_facts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int | str] | None:
     """Of a functional collective, which names its group: the facts of that group; None for any other op."""
     if func.namespace not in NAMESPACES:
         return None
@@ -68,10 +68,10 @@ def functional_facts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return None if name is None else group_facts(_resolve_process_group(name))
 
 
-def group_facts(group: Any) -> dict[str, Any]:
+def group_facts(group: Any) -> dict[str, int | str]:
     """Size and ranks of a process group, and the axis of the mesh that it belongs to."""
     ranks = torch.distributed.get_process_group_ranks(group)
-    facts: dict[str, Any] = {"group_size": len(ranks), "group_ranks": str(group_of(ranks))}
+    facts: dict[str, int | str] = {"group_size": len(ranks), "group_ranks": str(group_of(ranks))}
     described = str(group.group_desc)
     if described.startswith("mesh_"):
         facts["axis"] = described.removeprefix("mesh_").replace("efsdp", "fsdp")
@@ -96,10 +96,10 @@ def _answer(
     engine: Dispatcher, kind: CollectiveKind, target: torch.Tensor, read: Sequence[torch.Tensor], group: Any
 ) -> None:
     """Integers from other ranks: what the world knows of them, or what this rank would have sent in their place."""
-    told = engine.other_ranks(kind, tuple(target.shape)) if engine.other_ranks is not None else None
-    if told is not None:
+    values = engine.other_ranks(kind, tuple(target.shape)) if engine.other_ranks is not None else None
+    if values is not None:
         engine.oracle.note(str(kind), "what the other rank would say")
-        target.copy_(torch.as_tensor(told, dtype=target.dtype).view(target.shape))
+        target.copy_(torch.as_tensor(values, dtype=target.dtype).view(target.shape))
         return
     source = next((tensor for tensor in read if type(tensor) is not Ghost), None)
     if source is None:

@@ -1,7 +1,7 @@
 """What a composite op is made of: its primitive ops, and the memory it holds only while it runs.
 
 The engine takes composites whole, so their temporaries are no tensors of the run. They do occupy memory, though, and
-sometimes make the peak: a product of two transposed matrices first copies both. Each distinct op is decomposed once, on
+sometimes make the peak: a matmul of two transposed matrices first copies both. Each distinct op is decomposed once, on
 meta tensors, and the largest sum of temporaries alive at once is what every occurrence of it is charged.
 """
 
@@ -104,9 +104,9 @@ def scratch_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
 
 
 def _decomposed(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kept: Callable[[Any], Any] = lambda output: output
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], handed_on: Callable[[Any], Any] = lambda output: output
 ) -> int:
-    """Temporaries of a composite; `kept` picks what of its output is handed on."""
+    """Temporaries of a composite; `handed_on` picks the outputs that go to the caller."""
     twins = meta_arguments(args, kwargs)
     temporaries = _Temporaries((*twins.args, *twins.kwargs.values()))
     try:
@@ -114,7 +114,7 @@ def _decomposed(
             output = func(*twins.args, **twins.kwargs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return 0  # it decomposes only with values, and then the engine does so op by op
-    return temporaries.beyond(kept(output))
+    return temporaries.beyond(handed_on(output))
 
 
 def _attention_scratch(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda: bool) -> int:

@@ -44,11 +44,11 @@ class Dispatcher(AbstractContextManager[Any], Protocol):
         ...
 
     def propagate_unrecorded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """`propagate` for a value rule, whose op is recorded when the rule returns."""
+        """`propagate` for a value rule; the rule's op is recorded when the rule returns."""
         ...
 
     def materialise(self, tensor: torch.Tensor, why: str) -> torch.Tensor:
-        """A real tensor in place of a ghost whose values are demanded."""
+        """A real tensor in place of a ghost, where code needs values."""
         ...
 
     def note_write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

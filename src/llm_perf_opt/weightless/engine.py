@@ -114,7 +114,11 @@ def _sequence_key(tensors: list[torch.Tensor], values: Sequence[Any]) -> Key:
 
 
 def shape_key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[list[Any], list[torch.Tensor]]:
-    """`op_key` of an element-wise op: numbers count by type alone."""
+    """`op_key` of an element-wise op: numbers count by type alone.
+
+    Written out again, not shared with `op_key`: every op of a trace comes through one of the two, and a flag or a
+    function call in the loop is a measurable part of a trace's time.
+    """
     key: list[Any] = [id(func)]
     tensors: list[torch.Tensor] = []
     for value in args:
@@ -289,7 +293,7 @@ class Engine(TorchDispatchMode):
         return adopt_module(module)
 
     def materialise(self, tensor: torch.Tensor, why: str) -> torch.Tensor:
-        """A real tensor in place of a ghost whose values are demanded."""
+        """A real tensor in place of a ghost, where code needs values."""
         if type(tensor) is not Ghost:
             return tensor
         spec, uniform = tensor.spec, tensor.memory.uniform
@@ -355,7 +359,7 @@ class Engine(TorchDispatchMode):
         return output
 
     def propagate_unrecorded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """`propagate` for a value rule, whose op is recorded when the rule returns."""
+        """`propagate` for a value rule; the rule's op is recorded when the rule returns."""
         recorder, self.recorder = self.recorder, None
         try:
             return self.propagate(func, args, kwargs)
@@ -367,21 +371,22 @@ class Engine(TorchDispatchMode):
         pointwise = self._pointwise.get(id(func))
         if pointwise is None:
             pointwise = self._pointwise[id(func)] = is_pointwise(func)
+        # The shapes of an element-wise op do not depend on the numbers it is given, so one recipe serves all of them.
         key_list, tensors = shape_key(func, args, kwargs) if pointwise else op_key(func, args, kwargs)
         key = tuple(key_list)
         entry = self._cache.get(key)
         if entry is None:
-            found = self._find(func, args, kwargs or _EMPTY)
-            if not isinstance(found, ShapeCacheEntry):
-                return found.value
-            entry = self._cache[key] = found
+            traced = self._find(func, args, kwargs or _EMPTY)
+            if not isinstance(traced, ShapeCacheEntry):
+                return traced.value
+            entry = self._cache[key] = traced
         spec = entry.fresh
         output = new_ghost(spec) if spec is not None else entry.recipe.follow(self.oracle, args, kwargs or _EMPTY)
         if entry.mutates:
             self.note_write(args, kwargs or _EMPTY)
         if self.recorder is not None:
             kind = entry.kind
-            if kind is None:
+            if kind is None:  # made when a recorder first sees the entry: it takes longer than the shapes
                 kind = entry.kind = self._kind(func, args, kwargs or _EMPTY, output)
                 entry.scratch = scratch_bytes(func, args, kwargs or _EMPTY, is_cuda=self.disguise.is_cuda)
             self.recorder.hit(kind, tensors, output, entry.scratch)
@@ -402,6 +407,7 @@ class Engine(TorchDispatchMode):
                 self.recorder.observe(func, args, kwargs, output)
             return fallbacks.Done(output)
         rule = SHAPE_RULES.get(id(func))
+        # A rule declines what it does not know, and torch's meta kernel is asked; only then the fallbacks.
         recipe = rule(self, func, args, kwargs) if rule is not None else NotImplemented
         if recipe is NotImplemented:
             return self._find_on_meta(func, args, kwargs)
@@ -440,13 +446,13 @@ def _refuse_other_modes() -> None:
     if ENGINES.open:
         raise PerfOptError(
             "A weightless run is open in this thread already.",
-            why="model code that it runs has begun another one",
-            fix="trace before or after, not within a forward that is being traced",
+            why="the model code that is being traced has started another one",
+            fix="start a trace before or after a traced forward, not inside it",
         )
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         raise PerfOptError(
             "FakeTensorMode is on in this thread.",
-            why="a weightless run takes its place in torch's dispatcher, and there is one such place",
+            why="a weightless run needs the same place in torch's dispatcher, and torch has only one",
             fix="leave the FakeTensorMode block before tracing",
         )
 

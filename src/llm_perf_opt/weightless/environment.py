@@ -9,8 +9,8 @@ decide in Python, before any op is dispatched.
 FSDP2 runs without memory to take away and without streams. It keeps the tensor of a weight and resizes its storage to
 0, and a ghost has none: memory that is taken away is told to the record, memory that comes back is a new block under
 a new number, which every view of the tensor shares. It asks the mesh for its device, which in a fake world is the
-CPU, and compares it with that of the weights: it is told the device that model code sees. Streams of that device do
-not exist here: those of the CPU, which do nothing, serve.
+CPU, and compares it with the device of the weights: so it gets the device that model code sees. That device has no
+streams here: CPU streams, which do nothing, take their place.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FILES = ("_fully_shard", "_fsdp_collectives", "_fsdp_init", "_fsdp_param", "_fs
 
 
 def functions_that_load_dynamo() -> tuple[Callable[..., Any], ...]:
-    """Shape functions whose answer is still missing; none once dynamo is loaded."""
+    """Shape functions that have no answer yet; none once dynamo is loaded."""
     if "torch._dynamo" in sys.modules:
         return ()
     return tuple(function for function in _wrapped_functions() if not hasattr(function, ANSWER))
@@ -63,6 +63,7 @@ def functions_that_load_dynamo() -> tuple[Callable[..., Any], ...]:
 @functools.cache
 def _wrapped_functions() -> tuple[Callable[..., Any], ...]:
     """Every function under torch's mark, found through the closures of the decorators around it."""
+    # torch keeps no list of what it has wrapped: only the closures lead from a public function to the marked one.
     waiting = [function for table in global_decomposition_table.values() for function in table.values()]
     waiting += [function for room in _ROOMS for function in vars(room).values()]
     seen: set[int] = set()
@@ -87,8 +88,8 @@ def _is_filled(cell: CellType) -> bool:
 class Disguise:
     """The device that model code sees. Inside the engine (`inside` above 0) every tensor tells the truth: `cpu`.
 
-    A tensor whose C++ device is `cuda` cannot be used in a CPU-only build of torch: `contiguous()`, fused attention and
-    mask indexing ask for a CUDA device guard. So ghosts live on the CPU and only say otherwise in Python.
+    A tensor with `cuda` as its C++ device cannot be used in a CPU-only build of torch: `contiguous()`, fused attention
+    and mask indexing ask for a CUDA device guard. So ghosts live on the CPU and only say otherwise in Python.
     """
 
     def __init__(self, device: str) -> None:
@@ -173,7 +174,7 @@ def _show_cuda(patches: ThreadPatches, disguise: Disguise) -> None:
     patches.wrap_property(torch.Tensor, "is_cuda", lambda plain: lambda tensor: not disguise.inside)
     patches.wrap_property(torch.Tensor, "is_cpu", lambda plain: lambda tensor: bool(disguise.inside))
     patches.replace(torch.Tensor, "get_device", lambda tensor: shown.index)
-    answers: dict[str, Any] = {
+    answers: dict[str, object] = {
         "is_available": True,
         "current_device": shown.index,
         "device_count": 1 + (shown.index or 0),

@@ -84,7 +84,7 @@ def is_composite(func: Any) -> bool:
 def without_meta(
     engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
 ) -> Done:
-    """Carry out an op whose meta kernel raised, or raise what the model itself would have seen."""
+    """Carry out an op after its meta kernel raised, or raise what the model itself would have seen."""
     if not _is_missing_kernel(error):
         raise error
     if is_composite(func):
@@ -99,6 +99,8 @@ def without_meta(
 def _is_missing_kernel(error: Exception) -> bool:
     """Whether the meta kernel is absent or needs values, as opposed to arguments that are wrong for any kernel."""
     text = error_text(error)
+    # torch has no one class for it, so some errors are known by their text. Any other error is the model's own
+    # mistake: it must reach the model, which may catch it.
     return (
         isinstance(error, NotImplementedError)
         or "DataDependent" in type(error).__name__
@@ -112,6 +114,7 @@ def _is_missing_kernel(error: Exception) -> bool:
 def _stand_in(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> Any:
     """Run the CPU kernel on invented values; float outputs become ghosts again, the others keep what came out."""
     inputs = [t for value in (*args, *kwargs.values()) for t in flat_tensors(value) if type(t) is Ghost]
+    # The kernel runs for real, so its time and memory grow with its inputs: a large one is refused, by name.
     if sum(ghost.numel() for ghost in inputs) > engine.limits.stand_in:
         raise unknown_op(func, engine.recorder, cause) from cause
     engine.oracle.note(str(func), "CPU kernel on invented values")

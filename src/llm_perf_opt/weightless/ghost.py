@@ -27,7 +27,7 @@ class AnswersForGhosts(Protocol):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
 
     def materialise(self, tensor: torch.Tensor, why: str) -> torch.Tensor:
-        """A real tensor in place of a ghost whose values are demanded."""
+        """A real tensor in place of a ghost, where code needs values."""
         ...
 
     def new_block(self, tensor: Ghost) -> None:
@@ -156,7 +156,7 @@ def new_ghost(spec: Spec, storage: Storage | None = None) -> Ghost:
 
 
 def uniform_ghost(spec: Spec, value: Uniform) -> Ghost:
-    """A ghost whose every element is known to be `value`; `None` makes it an ordinary one."""
+    """A ghost with every element known to be `value`; `None` makes it an ordinary one."""
     return new_ghost(spec, Storage(value))
 
 
@@ -195,7 +195,7 @@ def adopt_module(module: T) -> T:
             for name, tensor in table.items():
                 if tensor is None or type(tensor) is Ghost:
                     continue
-                if (held := local_tensor(tensor)) is not tensor:  # spread over ranks: its wrapper knows the layout
+                if (held := local_tensor(tensor)) is not tensor:  # sharded: its wrapper knows the layout
                     if held.is_meta:
                         tensor._local_tensor = new_ghost(spec_of_tensor(held))
                     continue

@@ -130,7 +130,7 @@ class Oracle:
     # ---- tensors
 
     def values(self, spec: Spec, func: Any = None) -> torch.Tensor:
-        """A real tensor for a ghost that has to have values; `func` is the op whose result it is."""
+        """A real tensor for a ghost that has to have values; `func` is the op that made it."""
         name = func._overloadpacket.__name__ if func is not None else "value"
         if spec.dtype is torch.bool:
             return self._comparison(spec, func, name)

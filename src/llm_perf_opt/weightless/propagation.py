@@ -120,15 +120,15 @@ def relabel(ghost: Ghost, twin: torch.Tensor) -> None:
 
 def overloads(*names: str) -> set[Any]:
     """Every non-out overload of the named aten ops; `"max.dim"` names a single one."""
-    found: set[Any] = set()
+    chosen_overloads: set[Any] = set()
     for name in names:
         packet_name, _, overload = name.partition(".")
         packet = getattr(torch.ops.aten, packet_name, None)
         if packet is None:
             continue
         chosen = [overload] if overload else [n for n in packet.overloads() if not n.endswith("out")]
-        found.update(getattr(packet, n) for n in chosen if hasattr(packet, n))
-    return found
+        chosen_overloads.update(getattr(packet, n) for n in chosen if hasattr(packet, n))
+    return chosen_overloads
 
 
 # Integer outputs that only the op's own backward or unpooling reads: no need to invent values.

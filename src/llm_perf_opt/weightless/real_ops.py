@@ -23,8 +23,8 @@ from llm_perf_opt.weightless.rules import REAL_RULES
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES, spec_of_tensor
 
 _CPU = torch.device("cpu")
-# An op whose operands multiply out to more than this may have a huge result although each operand is small.
-_LARGE_PRODUCT = 1 << 30
+# Where the sizes of all operands multiply out to more than this, the result may be huge though each operand is small.
+_LARGE_MATMUL = 1 << 30
 
 # Their result is small, or its size is the question: measuring it on meta is impossible or pointless.
 _RESULT_IS_SMALL = overloads(
@@ -115,7 +115,7 @@ def _exceeds_limits(
     engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> bool:
     sizes = [tensor.numel() for tensor in tensors]
-    if sum(sizes) <= engine.limits.real_float and math.prod(n or 1 for n in sizes) <= _LARGE_PRODUCT:
+    if sum(sizes) <= engine.limits.real_float and math.prod(n or 1 for n in sizes) <= _LARGE_MATMUL:
         return False
     if is_mutating(func) or is_view(func) or func in _RESULT_IS_SMALL or func in _MAY_VIEW:
         return False

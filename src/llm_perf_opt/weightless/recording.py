@@ -44,7 +44,7 @@ class OpRecorder:
         return tensor.memory.number if type(tensor) is Ghost else self._real.token(tensor).number
 
     def hit(self, kind: OpKind, tensors: Sequence[torch.Tensor], output: Any, scratch: int = 0) -> None:
-        """One op of a known kind, which holds `scratch` bytes beside its result while it runs."""
+        """One op of a known kind, which holds `scratch` bytes next to its result while it runs."""
         token = self.token
         if type(output) is Ghost:
             number = output.memory.number
@@ -78,7 +78,7 @@ class OpRecorder:
         output: Any,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """One op whose kind is not known yet; `facts` are kept among its arguments: what values said of its cost."""
+        """One op of a kind that is not known yet; `facts`, which values said of its cost, join its arguments."""
         inputs = named_tensors(func, args, kwargs)
         outputs = list(flat_tensors(output))
         tensors = [tensor for _, tensor in inputs]
@@ -100,7 +100,7 @@ class OpRecorder:
     def observe_collective(
         self, func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """A collective whose group is no plain argument: `group` says its size and ranks."""
+        """A collective that does not take its group as a plain argument: `group` says its size and ranks."""
         aliases = self._aliases(inputs, outputs)
         key = (id(func), tuple(map(self.meta, inputs)), tuple(map(self.meta, outputs)), aliases, tuple(group.items()))
         kind = self._kinds.get(key)
@@ -207,7 +207,7 @@ def plain_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     for name, value in [(_argument_name(func, i), v) for i, v in enumerate(args)] + list(kwargs.items()):
         if value is None or isinstance(value, torch.Tensor):
             continue
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):  # JSON has no infinity, and masks are filled with it
             plain[name] = str(value)
         elif isinstance(value, _JSON_SCALARS):
             plain[name] = value

@@ -48,7 +48,7 @@ def _even_counts(choices: int, used: int, candidates: int) -> torch.Tensor:
 class BalancedRouting:
     """Row r takes candidates r*k .. r*k+k-1, modulo n: every expert gets the same number of rows, within one.
 
-    The most experts that so many rows can touch: real routers repeat themselves and touch fewer (`UniformRouting`).
+    The most experts that this many rows can touch: real routers repeat themselves and touch fewer (`UniformRouting`).
     """
 
     name = "balanced"
@@ -144,7 +144,7 @@ class ReplayRouting:
 
 
 class EvenOverRanks:
-    """A policy whose experts lie on several ranks, each with a run of neighbours: the n-th choice is on rank n mod r.
+    """A policy for experts on several ranks, each with a run of neighbours: the n-th choice is on rank n mod r.
 
     The policies above touch experts from the first on. Where the first ones all lie on one rank, that rank would get
     every row, which no router means. Candidates that do not divide over the ranks are no experts, and left alone.

@@ -4,7 +4,7 @@ Every ghost holds a `Storage`; views share it. When the last tensor that holds i
 very moment a real allocator would free the block, and `__del__` tells the recorder: lifetimes cost one small object
 per allocation and need no bookkeeping of references.
 
-Real tensors get a token too, kept beside them by a weak reference, so that nothing is attached to the caller's tensors.
+Real tensors get a token too, held through a weak reference, so that nothing is attached to the caller's tensors.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class RealStorages:
     def token(self, tensor: torch.Tensor) -> Storage:
         """The token of the memory behind `tensor`."""
         key = id(tensor)
-        found = self._by_tensor.get(key)
-        if found is not None and found[0]() is tensor:
-            return found[1]
+        remembered = self._by_tensor.get(key)
+        if remembered is not None and remembered[0]() is tensor:
+            return remembered[1]
         # A live token means a live tensor on that storage, so its address cannot have been reused.
         address = tensor.untyped_storage()._cdata
         known = self._by_address.get(address)

@@ -85,7 +85,7 @@ def test_the_runtime_log_beside_an_older_file_is_read() -> None:
         "decoder_depth": 4,
         "observed": ["crops_per_image", "decoder_depth", "images"],
     }
-    assert "Runtime facts are those of dsocr-callgraph-runtime-metadata.json." in graph.notes
+    assert "Runtime facts are read from dsocr-callgraph-runtime-metadata.json." in graph.notes
     assert read("events-alone.json").runtime["crops_per_image"] == [4]
     assert read("passes.json").runtime["crops_per_image"] == [4]
     assert read("bare-tensors.json").runtime == {}

@@ -52,7 +52,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ([{"kind": "vision_inputs", "num_images": 2, "num_crops_total": 5}], {"images": 2}),
         (
             [{"kind": "vision_inputs", "num_images": 2, "images_spatial_crop": [[2, 3], [1, 1]]}],
-            {"images": 2, "crops_per_image": [6, 0]},
+            {"images": 2, "crops_per_image": [6, 0], "images_spatial_crop": [[2, 3], [1, 1]]},
         ),
         ([{"kind": "vision_inputs", "num_images": 2, "images_spatial_crop": [[2], "wide"]}], {"images": 2}),
         (

@@ -15,7 +15,7 @@ from llm_perf_opt.core.tensor_formats import (
     WHAT_IF_NAMES,
     cache_dtype,
     is_weight_format,
-    product_dtype,
+    matmul_dtype,
     stored_dtype,
     untransposed,
     weight_format,
@@ -128,8 +128,8 @@ def test_double_quantisation_costs_an_eighth_of_a_bit() -> None:
         ((), None),
     ],
 )
-def test_products_run_in_the_type_that_the_format_says(dtypes: tuple[str, ...], runs_in: str | None) -> None:
-    assert product_dtype(dtypes) == runs_in
+def test_matmuls_run_in_the_type_that_the_format_says(dtypes: tuple[str, ...], runs_in: str | None) -> None:
+    assert matmul_dtype(dtypes) == runs_in
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_size_of_an_unknown_format_is_not_guessed(name: str) -> None:
 
 
 def test_the_page_on_formats_shows_what_a_matrix_takes() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "weight-formats.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "weight-formats.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.]+) \| ([\d,]+) \| [\w ]+ \|$", page, re.MULTILINE)
     assert len(rows) == 11
     for name, bits, size in rows:
@@ -167,11 +167,11 @@ def test_short_names_stand_for_one_format_each() -> None:
 
 @pytest.mark.parametrize("name", ["random", "none", "int4-g128.T", "q4_k_m"])
 def test_a_word_that_is_no_format_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no weight format"):
+    with pytest.raises(UsageError, match="is not a weight format"):
         stored_dtype(name)
 
 
 def test_a_cache_has_few_types() -> None:
     assert {cache_dtype(name) for name in CACHE_NAMES} == {"float8_e4m3fn", "int8", "bfloat16", "float16"}
-    with pytest.raises(UsageError, match="is no cache format"):
+    with pytest.raises(UsageError, match="is not a cache format"):
         cache_dtype("int4-g128")

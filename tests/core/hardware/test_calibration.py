@@ -15,14 +15,14 @@ from llm_perf_opt.core.hardware.calibration import (
     read_calibration,
     write_calibration,
 )
-from tests.timing.made_calibrations import calibration, product_seconds, table, timing
+from tests.timing.made_calibrations import calibration, matmul_seconds, table, timing
 
 
 def made() -> Calibration:
     """1 TFLOP/s less what reading the weight costs; copies at 8 GB/s; 5 us for the smallest sum, give or take 2."""
     ticks = {"rows": (1, 1000), "columns": (1000,), "depth": (1000,)}
     return calibration(
-        table("product", "bfloat16", ticks, product_seconds),
+        table("matmul", "bfloat16", ticks, matmul_seconds),
         table("copy", "bfloat16", {"elements": (10, 1000)}, lambda count: 4 * count / 8e9, spread=0.5),
         table("arithmetic", "float32", {"elements": (16, 1024)}, lambda count: 5e-6, spread=0.4),
         fresh_byte_s=3e-10,
@@ -98,6 +98,6 @@ def test_threads_of_the_host_do_not_bind_the_figures_of_a_gpu() -> None:
     assert measured_device(replace(made(), kind="cuda")).threads is None
 
 
-def test_without_products_there_is_no_device() -> None:
+def test_without_matmuls_there_is_no_device() -> None:
     with pytest.raises(PerfOptError, match="no matrix rate"):
         measured_device(calibration())

@@ -48,17 +48,17 @@ def test_a_cluster_is_written_as_it_is_read(text: str) -> None:
     [
         (
             "12x h100-sxm",
-            "12 GPUs are no whole number of nodes",
+            "12 GPUs do not fill whole nodes",
             "8x or 16x h100-sxm, or equal parts of nodes such as 2x6",
         ),
-        ("9x h100-sxm", "9 GPUs are no whole number of nodes", "write 8x or 16x h100-sxm"),
+        ("9x h100-sxm", "9 GPUs do not fill whole nodes", "write 8x or 16x h100-sxm"),
         ("2x16 h100-sxm", "does not hold 16 GPUs", "write 32x h100-sxm"),
         ("0x h100-sxm", "cannot have 0 GPUs", "write 8x h100-sxm"),
         ("99999x8 h100-sxm", "cannot have 799,992 GPUs", "write 8x h100-sxm"),
         ("", "names no cluster", "write 8x h100-sxm"),
-        ("8x", "No device is known as '8x'", "devices list"),
+        ("8x", "There is no device named '8x'", "devices list"),
         ("8x H100", "'H100' may mean more than one device", "such as h100-pcie"),
-        ("2x8 h100-sxm via infiniband", "No link is known as 'infiniband'", "[links.<id>]"),
+        ("2x8 h100-sxm via infiniband", "There is no link named 'infiniband'", "[links.<id>]"),
     ],
 )
 def test_what_is_refused_says_what_to_write(text: str, what: str, fix: str) -> None:

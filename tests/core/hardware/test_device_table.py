@@ -112,7 +112,7 @@ def test_memory_that_nobody_read_from_a_driver_is_nominal_and_unverified() -> No
 
 
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if fact["achievable"]], ids=lambda fact: fact["id"])
-def test_the_best_measured_product_is_kept_with_its_source(fact: dict[str, Any]) -> None:
+def test_the_best_measured_matmul_is_kept_with_its_source(fact: dict[str, Any]) -> None:
     device, measured = DEVICES[fact["id"]], fact["achievable"]
     assert device.achieved_flops_per_s["bf16"] == base_units(measured["mamf_bf16_tflops"], 10**12)
     assert device.achieved_source == measured["source"]
@@ -200,7 +200,7 @@ def test_every_device_is_found_by_its_id_and_no_two_share_a_reported_name() -> N
 def test_a_name_that_is_not_known_is_refused_with_those_near_it(name: str, near: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         find_device(name)
-    told = caught.value.why.rpartition("near are: ")[2].split(", ")
+    told = caught.value.why.rpartition("similar names are: ")[2].split(", ")
     assert told[: len(near)] == near
     assert "llm-perf-opt devices template" in caught.value.fix
     assert "\n" not in caught.value.fix  # the form itself is printed by that command alone
@@ -248,7 +248,7 @@ def test_a_short_form_of_several_devices_is_refused_with_all_of_them(short: str,
 def test_half_a_number_is_no_short_form() -> None:
     """`gb2` is no gb200: what is cut within a number is too likely a slip."""
     for name in ("gb2", "h10", "a8"):
-        with pytest.raises(UsageError, match="No device is known"):
+        with pytest.raises(UsageError, match="There is no device named"):
             find_device(name)
 
 

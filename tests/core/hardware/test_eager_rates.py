@@ -10,14 +10,14 @@ from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.hardware.priors import clock_ratio, eager_rates, issue_ratio, on_curve, recorded_device
 from llm_perf_opt.ops.op import AccessPattern
 
-PRODUCTS = {AccessPattern.UNALIGNED, AccessPattern.UNALIGNED_CHANNELS}
+MATMULS = {AccessPattern.UNALIGNED, AccessPattern.UNALIGNED_CHANNELS}
 
 
 @pytest.mark.parametrize("device", ["h100-sxm", "mi300x"])
 def test_every_way_through_memory_has_a_rate(device: str) -> None:
     rates = eager_rates(find_device(device))
     assert rates is not None
-    assert rates.vector.keys() == {str(pattern) for pattern in AccessPattern if pattern not in PRODUCTS}
+    assert rates.vector.keys() == {str(pattern) for pattern in AccessPattern if pattern not in MATMULS}
     assert all(0 < rate.bandwidth_share < 1 and 0 < rate.floor_us < 10 for rate in rates.vector.values())
     assert recorded_device(rates).id == device
     assert rates.spread.low > rates.scaled_spread.low

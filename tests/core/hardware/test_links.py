@@ -162,7 +162,7 @@ def test_a_file_without_links_leaves_them_as_they_are(tmp_path: Path) -> None:
         (('sources = ["our rack"]', ""), "it names no sources"),
         (("gpus = 4", "gpus = 0"), "'gpus' cannot be 0"),
         (("gpus = 4", "gpus = true"), "gpus"),
-        (('between = "lab-ring"', 'between = "lab-rink"'), "near are: lab-ring"),
+        (('between = "lab-ring"', 'between = "lab-rink"'), "similar names are: lab-ring"),
         (('name = "A ring of ours"', 'name = ""'), "'name' is empty"),
     ],
 )

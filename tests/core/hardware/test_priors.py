@@ -18,7 +18,7 @@ PRIORS = efficiency_priors()
 
 
 def floor_us(tables: dict[str, Any]) -> float:
-    """What one row takes beyond reading the weights at the bandwidth that large products reach."""
+    """What one row takes beyond reading the weights at the bandwidth that large matmuls reach."""
     one_row = tables[SMALL]["1"]
     return float(one_row["us"] * (1 - one_row["mbu"] / tables[LARGE]["1"]["mbu"]))
 
@@ -35,14 +35,14 @@ def band(prior: Prior) -> tuple[float, float]:
     return prior.low, prior.high
 
 
-def test_the_fixed_cost_of_a_product() -> None:
+def test_the_fixed_cost_of_a_matmul() -> None:
     floors = [floor_us(tables) for tables in SYSTEMS.values() if not runs_from_cache(tables)]
     assert len(floors) == 5
     assert band(PRIORS.matmul_floor_us) == pytest.approx(span(floors), abs=0.005)
 
 
 @pytest.mark.parametrize("prior", PRIORS.small_matmul_fraction, ids=lambda prior: str(prior.at_least))
-def test_the_share_of_the_peak_that_small_products_reach(prior: Prior) -> None:
+def test_the_share_of_the_peak_that_small_matmuls_reach(prior: Prior) -> None:
     shares = []
     for tables in SYSTEMS.values():
         entry = tables[SMALL][str(prior.at_least)]
@@ -51,7 +51,7 @@ def test_the_share_of_the_peak_that_small_products_reach(prior: Prior) -> None:
 
 
 @pytest.mark.parametrize("prior", PRIORS.large_matmul_fraction, ids=lambda prior: str(prior.at_least))
-def test_the_share_of_the_peak_that_large_products_reach(prior: Prior) -> None:
+def test_the_share_of_the_peak_that_large_matmuls_reach(prior: Prior) -> None:
     entries = [tables[LARGE][str(prior.at_least)] for tables in SYSTEMS.values()]
     assert prior.low == min(entry["mfu"] for entry in entries)
     assert prior.high == max(entry["max_mfu_any_shape"] for entry in entries)

@@ -182,3 +182,22 @@ def test_a_packed_file_that_needs_all_memory_is_refused_before_it_is_decoded(tmp
     with pytest.raises(PerfOptError, match="is too large for the memory") as refused, limits(max_memory=0.05):
         read_recording(file)
     assert "at least 76.3 MiB" in refused.value.why
+
+
+def test_on_a_processor_the_outermost_ops_are_the_work(tmp_path: Path) -> None:
+    """Each is named by the op with the most time of its own in it: of linear, 10 us, that is addmm with 8."""
+    recording = read_recording(written(tmp_path, HOST), of_host=True)
+    assert [(work.name, work.duration_ns, work.launched_ns) for work in recording.work] == [
+        ("aten::addmm", 10_000, 3_000),
+        ("aten::cat", 4_000, 30_000),
+    ]
+    assert [op.name for op in recording.chain_of(recording.work[0])] == ["aten::linear", "aten::addmm"]
+
+
+def test_the_last_range_of_a_name_is_what_it_launched(tmp_path: Path) -> None:
+    ranges = [event("user_annotation", "stage: decode", 0, 20), event("user_annotation", "stage: decode", 29, 9)]
+    kernels = (kernel("a", 200, correlation=11), kernel("b", 300, correlation=12), kernel("c", 400, correlation=12))
+    recording = read_recording(written(tmp_path, [*HOST, *ranges, *kernels]))
+    assert [work.name for work in recording.in_last_range("stage: decode").work] == ["b", "c"]
+    assert recording.in_last_range("stage: prefill").work == ()
+    assert [one.name for one in recording.ranges] == ["stage: decode", "stage: decode"]  # a step is none

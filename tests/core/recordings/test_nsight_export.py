@@ -48,6 +48,59 @@ def test_the_database_gives_kernels_in_order_and_the_device(tmp_path: Path) -> N
     )
 
 
+def test_the_device_is_the_one_that_cuda_numbered(tmp_path: Path) -> None:
+    """With CUDA_VISIBLE_DEVICES=1 device 0 of CUDA is GPU 1. Where two processes number differently none is named."""
+    file = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("INSERT INTO TARGET_INFO_GPU VALUES (1, 'NVIDIA L4')")
+        connection.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER)")
+        connection.execute("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (1, 0, 77)")
+        connection.commit()
+    assert read_recording(file).device_name == "NVIDIA L4"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (0, 0, 78)")
+        connection.commit()
+    assert read_recording(file).device_name is None
+
+
+def test_a_list_of_other_objects_says_what_it_has(tmp_path: Path) -> None:
+    (file := tmp_path / "rows.json").write_text('[{"kernel": "gemm", "dur": 3}]')
+    with pytest.raises(PerfOptError, match="no table of Nsight Systems") as caught:
+        read_recording(file)
+    assert caught.value.why == "its rows have no Start (ns), Duration (ns), Name; they have kernel, dur"
+
+
+# The tables of the tests that follow have the headings, units and marks of real reports, with figures of our own:
+# Nsight Systems 2021 to 2026 differ in the columns between the start and the name.
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Bytes (MB),Throughput (MBps),SrcMemKd,"
+        "DstMemKd,Device,Ctx,Strm",
+        "CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Bytes (MB),Throughput (MB/s),SrcMemKd,"
+        "DstMemKd,Device,Ctx,GreenCtx,Strm",
+        "CorrId,Device",
+    ],
+)
+def test_the_tables_of_several_releases(tmp_path: Path, columns: str) -> None:
+    row = ",".join("NVIDIA Thor (0)" if column == "Device" else "" for column in columns.split(","))
+    preamble = (
+        "\nNOTICE: Existing SQLite export found: x.sqlite\n    Consider --force-export=true\n\nProcessing [x] ...\n"
+    )
+    table = (
+        f"{preamble}Start (ns),Duration (ns),{columns},Name\n"
+        f'300,20,{row},"ns::<unnamed>::gemm(float, const float *)"\n'
+        f"100,7,{row},[CUDA memcpy Host-to-Device]\n"
+    )
+    (file := tmp_path / "trace.csv").write_text(table)
+    recording = read_recording(file)
+    assert recording.device_name == "NVIDIA Thor"
+    assert [(work.name[:12], work.kind, work.duration_ns) for work in recording.work] == [
+        ("[CUDA memcpy", "copy", 7),
+        ("ns::<unnamed", "kernel", 20),
+    ]
+
+
 def test_a_database_without_names_is_still_times(tmp_path: Path) -> None:
     recording = read_recording(database(tmp_path / "report.sqlite", with_names=False))
     assert recording.device_name is None

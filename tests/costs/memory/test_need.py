@@ -38,7 +38,10 @@ def test_stages_own_weights_by_name_and_are_given_what_enters_them() -> None:
 def test_weights_without_storages_are_counted_by_name() -> None:
     graph = small_run()
     bare = replace(
-        graph, storages=None, ops=None, parameters=tuple(replace(one, storage=-1) for one in graph.parameters)
+        graph,
+        storages=None,
+        ops=None,
+        parameters=tuple(replace(parameter, storage=-1) for parameter in graph.parameters),
     )
     (phase,) = run_memory([bare]).phases
     assert phase.weight_bytes == 4 * WEIGHT_BYTES  # a tie cannot be told without storages
@@ -125,7 +128,7 @@ def test_what_is_not_known_neither_fits_nor_does_not() -> None:
 
 def test_what_is_alive_adds_up_in_the_table() -> None:
     report = memory_report(run_memory([small_run()]))
-    (table,) = [one for one in report.tables if one.title == "Alive at the peak of prefill"]
+    (table,) = [table for table in report.tables if table.title == "Alive at the peak of prefill"]
     place = [column.kind for column in table.columns].index(Kind.BYTES)
     assert sum(int(row[place] or 0) for row in table.rows) == table.footer[place] == 5 * X_BYTES
     assert ("float32[4, 8]", 1, X_BYTES, "(given)", "(outside any module)") in table.rows

@@ -27,7 +27,7 @@ def test_the_curve_of_the_small_run() -> None:
 def test_each_stage_has_its_own_ops_and_peak() -> None:
     curve = timeline(small_run())
     assert curve is not None
-    by_stage = {one.stage: one for one in curve.stages}
+    by_stage = {stage.stage: stage for stage in curve.stages}
     assert list(by_stage["vision"].ops) == [0, 1, 2, 3]
     assert list(by_stage["prefill"].ops) == [4, 5, 6, 7]
     assert (by_stage["vision"].peak_op, by_stage["vision"].peak_bytes) == (3, 4 * X_BYTES)

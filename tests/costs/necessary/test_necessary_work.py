@@ -124,7 +124,7 @@ def test_a_prefill_needs_logits_and_last_layer_of_the_last_position_and_visible_
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_queries_keys_and_values_in_one_product_need_what_three_products_need(tmp_path: Path, key_heads: int) -> None:
+def test_queries_keys_and_values_in_one_matmul_need_what_three_matmuls_need(tmp_path: Path, key_heads: int) -> None:
     """Of the last layer's fused projection keys and values are needed everywhere, queries for the last position."""
     cached = 2 * key_heads * HEAD_DIM * WIDTH
     layer = 2 * WIDTH * WIDTH + cached + 3 * WIDTH * MLP
@@ -332,7 +332,7 @@ def test_a_prefill_is_no_step(tmp_path: Path) -> None:
 
 
 def test_an_attention_op_whose_query_has_no_positions_is_no_site() -> None:
-    """No model runs it, and a file that somebody wrote may hold it: as a product of activations it is not necessary."""
+    """No model runs it, and a file that somebody wrote may hold it: as a matmul of activations it is not necessary."""
     builder = CallGraphBuilder()
     builder.module("", "Toy", (), {})
     flat, keys = builder.meta((8,), "bfloat16", "cuda"), builder.meta((1, 2, 5, 8), "bfloat16", "cuda")

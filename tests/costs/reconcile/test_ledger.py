@@ -42,13 +42,13 @@ def test_fused_attention_is_explained_by_exactly_what_another_source_counted_for
 
 
 def test_a_blind_spot_explains_no_more_than_its_own_size() -> None:
-    """The products differ by 50 too; that the source also misses attention is no excuse for it."""
+    """The matmuls differ by 50 too; that the source also misses attention is no excuse for it."""
     other = said("torch", {"aten.addmm": 750}, blind_spots=(blind("fused-attention-uncounted", "aten._flash"),))
     (unexplained,) = reconcile([COUNTED, other]).unexplained
-    assert (unexplained.family, unexplained.unexplained_flops) == (WorkFamily.PRODUCT, 50)
+    assert (unexplained.family, unexplained.unexplained_flops) == (WorkFamily.MATMUL, 50)
 
 
-def test_attention_that_a_third_source_lists_as_products_is_still_bounded_by_the_count() -> None:
+def test_attention_that_a_third_source_lists_as_matmuls_is_still_bounded_by_the_count() -> None:
     closed = said("closed-form", {"matmul": 200, "linear": 800})
     blind_one = said("torch", {"aten.addmm": 800}, blind_spots=(blind("fused-attention-uncounted", "aten._flash"),))
     assert not reconcile([COUNTED, closed, blind_one]).unexplained
@@ -56,16 +56,16 @@ def test_attention_that_a_third_source_lists_as_products_is_still_bounded_by_the
     assert reconcile([COUNTED, wrong, blind_one]).unexplained
 
 
-def test_attention_in_products_is_held_against_fused_attention_also_where_experts_are_missing() -> None:
+def test_attention_in_matmuls_is_held_against_fused_attention_also_where_experts_are_missing() -> None:
     ours = said("counted", {"linear": 800, "scaled_dot_product_attention": 200, "_grouped_mm": 500})
-    spot = blind("grouped-product-uncounted", "aten._grouped_mm")
+    spot = blind("grouped-matmul-uncounted", "aten._grouped_mm")
     other = said("torch", {"aten.addmm": 800, "aten.bmm": 200}, blind_spots=(spot,))
     ledger = reconcile([ours, other])
     assert [(entry.family, entry.flops) for entry in ledger.differences] == [(WorkFamily.GROUPED, 500)]
     assert not ledger.unexplained
     wrong = said("torch", {"aten.addmm": 800, "aten.bmm": 190}, blind_spots=(spot,))
     (entry,) = reconcile([ours, wrong]).unexplained_flops
-    assert (entry.family, entry.unexplained_flops) == (WorkFamily.PRODUCT, 10)
+    assert (entry.family, entry.unexplained_flops) == (WorkFamily.MATMUL, 10)
 
 
 def test_several_fused_ops_share_one_gap() -> None:
@@ -119,7 +119,7 @@ def test_one_bound_does_not_excuse_every_family_anew() -> None:
     assert (entry.family, entry.flops, entry.unexplained_flops) == (None, 10, 5)
 
 
-def test_tokens_that_went_to_other_experts_account_for_five_percent_of_the_products_at_most() -> None:
+def test_tokens_that_went_to_other_experts_account_for_five_percent_of_the_matmuls_at_most() -> None:
     balanced = said("torch", {"linear": 1000, "conv": 100}, routing="balanced")
     one = said("counted", {"linear": 960, "conv": 100}, routing="one")
     (entry,) = reconcile([balanced, one]).differences

@@ -55,7 +55,7 @@ def test_other_experts_explain_weights_in_use_and_not_how_many_there_are(figure:
     ("cause", "operator"),
     [
         ("op-without-formula", "aten::lstm"),
-        ("grouped-product-uncounted", "aten::_grouped_mm"),
+        ("grouped-matmul-uncounted", "aten::_grouped_mm"),
         ("outside-isolated-modules", "aten.mm"),
     ],
 )

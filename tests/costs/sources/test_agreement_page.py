@@ -21,7 +21,7 @@ LATENT_CACHES = ("deepseek_v2", "deepseek_v3")  # every step expands the latents
 
 def test_the_page_shows_the_figures_of_the_data_file() -> None:
     header = {key: value for key, value in DATA.items() if key != "records"}
-    assert section(header, RECORDS) in (ROOT / "docs" / "source-agreement.md").read_text()
+    assert section(header, RECORDS) in (ROOT / "docs" / "evidence" / "source-agreement.md").read_text()
 
 
 def test_there_are_thirty_models_of_every_kind() -> None:

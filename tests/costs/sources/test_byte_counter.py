@@ -43,7 +43,7 @@ def watched(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> int:
     return told.bytes_moved - FLOAT * sum(math.prod(shape) for shape in shapes)
 
 
-def test_a_product_reads_both_operands_and_the_bias_and_writes_the_result() -> None:
+def test_a_matmul_reads_both_operands_and_the_bias_and_writes_the_result() -> None:
     moved = watched(nn.functional.linear, (ROWS, IN), (OUT, IN), (OUT,))
     assert moved == FLOAT * (ROWS * IN + OUT * IN + OUT + ROWS * OUT)
 
@@ -67,11 +67,11 @@ def test_a_lookup_reads_the_rows_it_names_and_not_the_table() -> None:
 
 
 def grouped(ends: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
-    def product(rows: Tensor, experts: Tensor) -> Tensor:
+    def matmul(rows: Tensor, experts: Tensor) -> Tensor:
         offsets = torch.tensor(ends, dtype=torch.int32)
         return torch._grouped_mm(rows.bfloat16(), experts.bfloat16(), offs=offsets)
 
-    return product
+    return matmul
 
 
 CASTS = (FLOAT + HALF) * (ROWS * IN + EXPERTS * IN * OUT)  # to the type that the kernel takes
@@ -86,7 +86,7 @@ CASTS = (FLOAT + HALF) * (ROWS * IN + EXPERTS * IN * OUT)  # to the type that th
         ([0] * 8, 0),
     ],
 )
-def test_a_grouped_product_reads_the_experts_that_got_rows(ends: list[int], used: int) -> None:
+def test_a_grouped_matmul_reads_the_experts_that_got_rows(ends: list[int], used: int) -> None:
     """How many is told by the offsets, which are where each group of rows ends."""
     moved = watched(grouped(ends), (ROWS, IN), (EXPERTS, IN, OUT))
     offsets = INT * EXPERTS
@@ -146,9 +146,9 @@ def test_stages_are_told_apart_and_the_rest_belongs_to_the_phase() -> None:
 
     adapter = OneModule(Two, lambda: (torch.zeros(ROWS, IN),), stages=(Stage(name="up", paths=("first",)),))
     told = {said.stage: said.bytes_moved for said in ByteCounter().figures(adapter, Workload())}
-    product = FLOAT * (ROWS * IN + IN * OUT + ROWS * OUT)
+    matmul = FLOAT * (ROWS * IN + IN * OUT + ROWS * OUT)
     made_and_added = FLOAT * (ROWS * IN + 3 * ROWS * IN)
-    assert told == {"up": product, "forward": product + made_and_added}
+    assert told == {"up": matmul, "forward": matmul + made_and_added}
 
 
 def test_a_model_that_raises_is_a_failure_with_the_reason() -> None:

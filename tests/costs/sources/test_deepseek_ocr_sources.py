@@ -96,7 +96,7 @@ def test_every_difference_of_the_small_model_has_its_name() -> None:
     assert sam.method is Method.ISOLATED
     assert {operator.family for operator in sam.operators} == {
         WorkFamily.CONVOLUTION,
-        WorkFamily.PRODUCT,
+        WorkFamily.MATMUL,
         WorkFamily.OTHER,
     }
 

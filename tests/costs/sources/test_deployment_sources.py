@@ -24,7 +24,7 @@ CAUSES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSES)
 def test_two_sources_agree_on_a_deployed_model(name: str) -> None:
-    origin = Origin(name=name, adapter=find_adapter(str(CONFIGS / name)), workload=Workload(prompt_tokens=64))
+    origin = Origin(name=name, source=find_adapter(str(CONFIGS / name)), workload=Workload(prompt_tokens=64))
     ledger = cost_of(origin, ("counted", "torch-counter", "byte-counter")).ledger
     assert (ledger.differences, ledger.unexplained, ledger.missing) == ((), (), ())
     assert {figure.cause for figure in ledger.figures if figure.difference} == CAUSES[name]

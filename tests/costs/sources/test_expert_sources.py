@@ -1,4 +1,4 @@
-"""Experts in grouped products: FLOPs and bytes have a second source, and it tells a wrong count."""
+"""Experts in grouped matmuls: FLOPs and bytes have a second source, and it tells a wrong count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llm_perf_opt.tracing.origin import Origin, find_adapter
 from llm_perf_opt.weightless import Engine
 from tests.models.huggingface.folders import MIXTRAL, TEXT, write_folder
 
-pytest.importorskip("transformers", minversion="5", reason="experts are grouped products from version 5 on")
+pytest.importorskip("transformers", minversion="5", reason="experts are grouped matmuls from version 5 on")
 
 SOURCES = ("counted", "torch-counter", "byte-counter")
 QWEN: dict[str, Any] = {
@@ -73,7 +73,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def cost(name: str, root: Path, **options: Any) -> CostAnswer:
     adapter = find_adapter(str(folder_of(name, root)))
-    return cost_of(Origin(name=name, adapter=adapter, workload=Workload(prompt_tokens=5), **options), SOURCES)
+    return cost_of(Origin(name=name, source=adapter, workload=Workload(prompt_tokens=5), **options), SOURCES)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_sources_agree_on_flops_and_bytes_of_every_stage(name: str, routing:
     assert static.ledger.differences == ()
     assert [figure for figure in static.ledger.figures if figure.difference] == []
     single = {(found.figure, found.family) for found in static.ledger.single}
-    assert not single & {("flops", WorkFamily.GROUPED), ("flops", WorkFamily.ATTENTION), ("flops", WorkFamily.PRODUCT)}
+    assert not single & {("flops", WorkFamily.GROUPED), ("flops", WorkFamily.ATTENTION), ("flops", WorkFamily.MATMUL)}
     assert ("bytes_moved", None) not in single
     for stage in static.stages:
         ours = next(source for source in stage.sources if source.source == "counted")
@@ -94,17 +94,17 @@ def test_the_sources_agree_on_flops_and_bytes_of_every_stage(name: str, routing:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_torch_counts_the_experts_itself_as_plain_products(name: str, root: Path) -> None:
+def test_torch_counts_the_experts_itself_as_plain_matmuls(name: str, root: Path) -> None:
     for stage in cost(name, root).static.stages:
         told = next(source for source in stage.sources if source.source == "torch-counter")
         assert told.is_complete
         assert flops_in(told, WorkFamily.GROUPED) == 0
-        assert "experts were run one after the other, as plain products" in told.notes
+        assert "experts were run one after the other, as plain matmuls" in told.notes
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_counted_group_by_group_they_cost_the_same(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula for a grouped product that is left where a model offers no loop."""
+    """The formula for a grouped matmul that is left where a model offers no loop."""
     adapter = find_adapter(str(folder_of(name, root)), trust_remote_code=False)
     looped = TorchCounter().figures(adapter, Workload(prompt_tokens=5))
     monkeypatch.setattr("llm_perf_opt.costs.sources.torch_counter.has_grouped_experts", lambda module: False)
@@ -177,7 +177,7 @@ def test_the_model_is_told_what_it_was_before_also_when_its_loop_raises(root: Pa
         ((4, 10, 16), (4, 16, 32), None, 4 * 2 * 10 * 16 * 32),
     ],
 )
-def test_a_grouped_product_costs_what_its_groups_cost(
+def test_a_grouped_matmul_costs_what_its_groups_cost(
     left: tuple[int, ...], right: tuple[int, ...], ends: list[int] | None, flops: int
 ) -> None:
     offsets = None if ends is None else torch.tensor(ends, dtype=torch.int32)

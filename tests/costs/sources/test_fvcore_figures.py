@@ -158,7 +158,7 @@ def _scripted_activation(x: Tensor) -> Tensor:
 
 
 @torch.jit.script
-def _scripted_product(x: Tensor, y: Tensor) -> Tensor:
+def _scripted_matmul(x: Tensor, y: Tensor) -> Tensor:
     return torch.matmul(x, y)
 
 
@@ -169,15 +169,15 @@ class Scripted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.layer(x)
-        return _scripted_product(rows, x) if self.multiplies else _scripted_activation(rows)
+        return _scripted_matmul(rows, x) if self.multiplies else _scripted_activation(rows)
 
 
 def test_a_scripted_function_is_looked_into() -> None:
-    """One call in the trace: an activation leaves nothing out, and a product is of unknown size."""
+    """One call in the trace: an activation leaves nothing out, and a matmul is of unknown size."""
     harmless = whole(OneModule(lambda: Scripted(multiplies=False), lambda: (torch.zeros(8, 8),)))
     assert (harmless.flops, harmless.is_complete) == (2 * 8 * 8 * 8, True)
-    product = whole(OneModule(lambda: Scripted(multiplies=True), lambda: (torch.zeros(8, 8),)))
-    assert (product.is_complete, product.completed_flops) == (False, None)
+    matmul = whole(OneModule(lambda: Scripted(multiplies=True), lambda: (torch.zeros(8, 8),)))
+    assert (matmul.is_complete, matmul.completed_flops) == (False, None)
 
 
 _LIBRARY = torch.library.Library("llm_perf_opt_opaque", "DEF")

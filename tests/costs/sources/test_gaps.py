@@ -1,4 +1,4 @@
-"""What a counter leaves out is found whatever hides it: a missing formula, an op the tracer skips, a loose product."""
+"""What a counter leaves out is found whatever hides it: a missing formula, an op the tracer skips, a loose matmul."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_weights_that_are_arguments_of_a_module_do_not_stop_the_torch_counter() 
     assert accounted(figures) == 2 * ROWS * OUT * 4 * IN * 3
 
 
-def test_a_broadcast_product_is_counted_too_low_by_fvcore() -> None:
+def test_a_broadcast_matmul_is_counted_too_low_by_fvcore() -> None:
     adapter = OneModule(Broadcast, lambda: (torch.zeros(4, IN), torch.zeros(3, IN, 5)))
     (figures,) = FvcoreCounter().figures(adapter, Workload())
     assert figures.flops == 2 * 4 * IN * 5
@@ -92,7 +92,7 @@ def test_a_custom_op_is_a_blind_spot_of_fvcore() -> None:
 
 
 @pytest.mark.parametrize("source", [TorchCounter, FvcoreCounter])
-def test_a_product_between_stages_is_priced_and_named(source: type[TorchCounter] | type[FvcoreCounter]) -> None:
+def test_a_matmul_between_stages_is_priced_and_named(source: type[TorchCounter] | type[FvcoreCounter]) -> None:
     towers = (Stage(name="left", paths=("left",)), Stage(name="right", paths=("right",)))
     adapter = OneModule(TwoTowers, lambda: (torch.zeros(ROWS, IN),), stages=towers)
     left, right, rest = source().figures(adapter, Workload())
@@ -105,8 +105,8 @@ def test_a_product_between_stages_is_priced_and_named(source: type[TorchCounter]
 @pytest.mark.parametrize(
     ("operator", "family"),
     [
-        ("aten.addmm.default", WorkFamily.PRODUCT),
-        ("aten::matmul", WorkFamily.PRODUCT),
+        ("aten.addmm.default", WorkFamily.MATMUL),
+        ("aten::matmul", WorkFamily.MATMUL),
         ("conv", WorkFamily.CONVOLUTION),
         ("aten.conv2d.default", WorkFamily.CONVOLUTION),
         ("aten._scaled_dot_product_flash_attention_for_cpu", WorkFamily.ATTENTION),

@@ -73,7 +73,7 @@ def test_a_model_without_experts_has_nobody_to_send_rows_to() -> None:
 
 
 def test_the_routing_of_a_request_reaches_every_source_that_runs_the_model() -> None:
-    origin = Origin(name="uneven", adapter=ADAPTER, workload=Workload(), routing="one", torch_device="cpu")
+    origin = Origin(name="uneven", source=ADAPTER, workload=Workload(), routing="one", torch_device="cpu")
     static = cost_of(origin, ("counted", "torch-counter", "fvcore")).static
     (stage,) = static.stages
     assert [source.source for source in stage.sources] == ["counted", "torch-counter", "fvcore"]
@@ -87,6 +87,6 @@ def test_the_export_is_cut_from_a_run_with_the_routing_it_is_told() -> None:
 
 
 def test_a_policy_that_does_not_exist_is_refused_by_whom_it_is_asked_of() -> None:
-    origin = Origin(name="uneven", adapter=ADAPTER, workload=Workload(), routing="fair")
+    origin = Origin(name="uneven", source=ADAPTER, workload=Workload(), routing="fair")
     with pytest.raises(UsageError, match="No routing policy 'fair'"):
         cost_of(origin, ("torch-counter",))

@@ -87,12 +87,12 @@ def test_the_torch_counter_was_given_a_formula_for_what_torch_has_none_for(name:
     assert any("torch's counter has no formula for" in note for note in figures.notes)
 
 
-def test_a_grouped_product_is_nothing_to_the_others() -> None:
+def test_a_grouped_matmul_is_nothing_to_the_others() -> None:
     trap = TRAPS["grouped_mm"]
     assert flops_by_torch(trap.adapter) == 0
     assert macs_by_fvcore(trap.adapter).total() == 0
     (figures,) = FvcoreCounter().figures(trap.adapter, Workload())
-    assert [(spot.cause, spot.flops) for spot in figures.blind_spots] == [("grouped-product-uncounted", trap.flops)]
+    assert [(spot.cause, spot.flops) for spot in figures.blind_spots] == [("grouped-matmul-uncounted", trap.flops)]
 
 
 def test_gathered_experts_cost_what_their_rows_cost_not_what_their_weights_suggest() -> None:
@@ -162,7 +162,7 @@ def test_a_custom_op_without_a_formula_is_listed_with_an_upper_bound() -> None:
 
 
 def test_attention_under_a_name_of_its_own_stays_below_its_upper_bound() -> None:
-    """Two products, where the bound of one alone would be too low."""
+    """Two matmuls, where the bound of one alone would be too low."""
     query, key, _ = CUSTOM_ATTENTION.adapter.args()
     assert 2 * (query.numel() * key.numel() * query.numel()) ** 0.5 < CUSTOM_ATTENTION.flops
     (unpriced,) = price_coverage(traced(CUSTOM_ATTENTION.adapter)).unpriced

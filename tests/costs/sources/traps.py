@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.costs.sources.one_module import OneModule
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 4, 16, 8
-LONG = 256  # tokens, so many that their products are more than one product of the inputs could be
-SCORES_AND_SUM = 2 * (2 * BATCH * HEADS * TOKENS * TOKENS * HEAD_DIM)  # two products, two FLOPs per multiply-add
+LONG = 256  # tokens: enough that their matmuls are more than one matmul of the inputs could be
+SCORES_AND_SUM = 2 * (2 * BATCH * HEADS * TOKENS * TOKENS * HEAD_DIM)  # two matmuls, two FLOPs per multiply-add
 EXPERTS, ROWS, IN, OUT = 8, 24, 16, 32
 GRID, WINDOW, WIDTH = 10, 7, 8
 PADDED = 14  # the next multiple of the window
@@ -41,7 +41,7 @@ class GroupedExperts(nn.Module):
 
 
 class BatchedExperts(nn.Module):
-    """The matrix of each row's expert is gathered, so the product is one batch of small ones."""
+    """The matrix of each row's expert is gathered, so the matmul is one batch of small ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class MostlyUnusedExperts(nn.Module):
 
 @torch.library.custom_op("llm_perf_opt_traps::mix", mutates_args=())
 def mix(rows: Tensor, weight: Tensor) -> Tensor:
-    """A product that no counter can recognise by name."""
+    """A matmul that no counter can recognise by name."""
     return rows @ weight
 
 

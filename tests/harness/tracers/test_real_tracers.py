@@ -36,7 +36,7 @@ def test_a_device_that_is_not_there_is_refused(tracer: str) -> None:
 def test_a_model_of_ghosts_is_refused(tracer: str) -> None:
     target = CASES["shared"].target()
     WeightlessTracer().trace(target)
-    with pytest.raises(PerfOptError, match="has no memory"):
+    with pytest.raises(PerfOptError, match="has no values in memory"):
         TRACERS.get(tracer)().trace(target)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "tracers.md").read_text("utf-8")
+PAGE = (DOCS / "evidence" / "tracers.md").read_text("utf-8")
 
 
 def record(name: str) -> Any:

@@ -9,7 +9,7 @@ from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.calibration import Calibration, Timing
 from llm_perf_opt.core.plugins import CALIBRATORS
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
-from llm_perf_opt.measurements.calibrate.calibrate import ColdWeights, calibrate, combined, fresh_byte, product_probes
+from llm_perf_opt.measurements.calibrate.calibrate import ColdWeights, calibrate, combined, fresh_byte, matmul_probes
 from llm_perf_opt.measurements.calibrate.probe import Stopwatch
 from llm_perf_opt.models.deepseek_ocr.adapter import DeepSeekOcrAdapter
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
@@ -33,10 +33,10 @@ def test_every_table_is_of_its_own_and_the_threads_are_as_before(quick: Calibrat
     assert 0 <= quick.fresh_byte.median_s < 1e-7  # a difference of two times, which noise may leave near nothing
 
 
-def test_a_larger_product_takes_longer(quick: Calibration) -> None:
-    products = quick.table("product", "bfloat16")
-    assert products is not None
-    assert products.times[-1].fastest_s > products.times[0].fastest_s
+def test_a_larger_matmul_takes_longer(quick: Calibration) -> None:
+    matmuls = quick.table("matmul", "bfloat16")
+    assert matmuls is not None
+    assert matmuls.times[-1].fastest_s > matmuls.times[0].fastest_s
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -75,7 +75,7 @@ def test_cold_weights_come_from_all_of_the_pool() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_small_pool_holds_the_largest_weight_of_any_type(dtype: str) -> None:
-    for probe in product_probes(dtype, "cpu", pool_bytes=2**20):
+    for probe in matmul_probes(dtype, "cpu", pool_bytes=2**20):
         sizes = {"rows": 1, "columns": max(probe.axes["columns"]), "depth": max(probe.axes["depth"])}
         assert probe.prepare(**sizes)().shape == (1, sizes["columns"])
 

@@ -66,7 +66,7 @@ def test_the_page_takes_the_tables_between_its_markers(tmp_path: Path) -> None:
     text = page.read_text("utf-8")
     assert text.count("| tiny | sam | 1,000 (1,000 to 1,000) | 600 (600 to 600) | -40.0% | +20.0% |") == 1
     assert text.count("| base | sam |") == 2, "one thread and two, each in its own table"
-    assert text.count("(twenty products, 5 times) took 100 to 500 ms, half of the time 150 to 450 ms.") == 1
+    assert text.count("(twenty matmuls, 5 times) took 100 to 500 ms, half of the time 150 to 450 ms.") == 1
     assert text.partition("## What the model")[2] == PAGE.read_text("utf-8").partition("## What the model")[2]
 
 

@@ -17,7 +17,7 @@ from llm_perf_opt.core.recordings.recording import HostOp, Recording
 from llm_perf_opt.measurements.join.attribution import JoinedRecording, JoinedWork
 from llm_perf_opt.ops.cost import packet_of
 
-ALIKE = ({"aten.matmul", "aten.bmm"},)  # one product under two names
+ALIKE = ({"aten.matmul", "aten.bmm"},)  # one matmul under two names
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llm_perf_opt.measurements.join.attribution import Alignment, align
 from llm_perf_opt.measurements.join.sides import Evidence, HostEvidence, Item, Launch
 from llm_perf_opt.ops.kernel_names import LaunchWords, kernel_meaning
 
 NAMES = {
     "norm": "vectorized_layer_norm_kernel<float>",
-    "product": "sm90_xmma_gemm_bf16bf16_tilesize128x128x64",
+    "matmul": "sm90_xmma_gemm_bf16bf16_tilesize128x128x64",
     "split": "cublasLt::splitKreduce_kernel<32, 16>",
     "attention": "pytorch_flash::flash_fwd_kernel<64>",
     "add": "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
@@ -19,7 +21,7 @@ NAMES = {
     "strange": "my_own_kernel",
 }
 WORDS = {"norm": "layer_norm"}
-LAYER = ("norm", "product", "attention", "product", "add")
+LAYER = ("norm", "matmul", "attention", "matmul", "add")
 
 
 def launch(name: str, place: int, *, sizes: tuple[int, ...] = (), helpers: str = "") -> Launch:
@@ -29,7 +31,7 @@ def launch(name: str, place: int, *, sizes: tuple[int, ...] = (), helpers: str =
 
 
 def launches(*names: str) -> tuple[Launch, ...]:
-    helpers = {"product": "fill"}
+    helpers = {"matmul": "fill"}
     return tuple(launch(name, place, helpers=helpers.get(name, "")) for place, name in enumerate(names))
 
 
@@ -52,17 +54,17 @@ def test_the_same_run_costs_nothing() -> None:
 
 
 def test_a_kernel_that_the_trace_does_not_run_is_left_over() -> None:
-    found = align(items("norm", "product", "copy", "attention", "product", "add"), launches(*LAYER))
+    found = align(items("norm", "matmul", "copy", "attention", "matmul", "add"), launches(*LAYER))
     assert pairs(found) == [(0, 0), (1, 1), (3, 2), (4, 3), (5, 4)]
 
 
 def test_an_op_that_the_recording_does_not_run_is_left_out() -> None:
-    found = align(items("norm", "product", "attention", "product"), launches("norm", "product", "gelu", *LAYER[2:4]))
+    found = align(items("norm", "matmul", "attention", "matmul"), launches("norm", "matmul", "gelu", *LAYER[2:4]))
     assert pairs(found) == [(0, 0), (1, 1), (2, 3), (3, 4)]
 
 
-def test_a_product_has_its_fill_before_and_its_split_sum_behind() -> None:
-    found = align(items("norm", "fill", "product", "split", "attention", "fill", "product", "add"), launches(*LAYER))
+def test_a_matmul_has_its_fill_before_and_its_split_sum_behind() -> None:
+    found = align(items("norm", "fill", "matmul", "split", "attention", "fill", "matmul", "add"), launches(*LAYER))
     assert pairs(found) == [(0, 0), (1, 1), (2, 1), (3, 1), (4, 2), (5, 3), (6, 3), (7, 4)]
 
 
@@ -82,29 +84,29 @@ def test_layers_are_not_mistaken_for_one_another() -> None:
 
 
 def test_a_recording_may_begin_and_end_inside_a_forward() -> None:
-    found = align(items("attention", "product", "add", "gelu"), launches("norm", *LAYER * 2, "gelu", "copy", "norm"))
+    found = align(items("attention", "matmul", "add", "gelu"), launches("norm", *LAYER * 2, "gelu", "copy", "norm"))
     assert pairs(found) == [(0, 8), (1, 9), (2, 10), (3, 11)]
 
 
 def test_a_fused_kernel_does_a_run_of_ops() -> None:
     norm = ("add", "copy", "pow", "mean", "add", "rsqrt", "mul", "copy", "mul")
-    found = align(items("product", "fused", "product"), launches("product", *norm, "product"))
+    found = align(items("matmul", "fused", "matmul"), launches("matmul", *norm, "matmul"))
     assert [match.launches for match in found.matches] == [range(1), range(1, 10), range(10, 11)]
 
 
 def test_a_kernel_without_a_known_name_is_given_to_nothing() -> None:
-    found = align(items("norm", "strange", "product", "attention", "product", "add"), launches(*LAYER))
+    found = align(items("norm", "strange", "matmul", "attention", "matmul", "add"), launches(*LAYER))
     assert 1 not in {match.item for match in found.matches}
 
 
 def test_the_hosts_shapes_decide_where_names_cannot() -> None:
-    """Two products alike by their kernels, in another order than the sizes allow: only one of them fits."""
-    meaning = kernel_meaning(NAMES["product"])
+    """Two matmuls alike by their kernels, in another order than the sizes allow: only one of them fits."""
+    meaning = kernel_meaning(NAMES["matmul"])
     assert meaning is not None
     wide = Item(
         work=(0,), meanings=(meaning,), seen=HostEvidence(names=("aten.linear", "aten.mm"), sizes=((8, 64), (8, 64)))
     )
-    traced = (launch("product", 0, sizes=(8, 16)), launch("product", 1, sizes=(8, 64)))
+    traced = (launch("matmul", 0, sizes=(8, 16)), launch("matmul", 1, sizes=(8, 64)))
     (match,) = align((wide,), traced).matches
     assert (match.launches, match.evidence) == (range(1, 2), Evidence.SHAPES)
 
@@ -113,3 +115,27 @@ def test_the_work_grows_with_the_items_and_not_with_their_square() -> None:
     """Six hundred layers against as many: nine million pairs, of which few are looked at."""
     found = align(items(*LAYER * 600), launches(*LAYER * 600))
     assert pairs(found) == [(row, row) for row in range(3000)]
+
+
+def test_a_routed_expert_is_known_by_its_weight_whatever_its_tokens() -> None:
+    """Two experts of one shape; the first gets 3 tokens in the run where the trace has 5, the second none."""
+    weight, of_trace = 64 * 8, tuple(sorted((5 * 8, 64 * 8)))
+    expert = replace(launch("matmul", 0, sizes=of_trace), is_routed=True)
+    both = (expert, replace(expert, ops=(1,)), launch("add", 2, sizes=(40, 40)))
+    meaning = kernel_meaning(NAMES["matmul"])
+    assert meaning is not None
+    ran = HostEvidence(names=("aten.matmul",), sizes=((3 * 8, weight),))
+    added = HostEvidence(names=("aten.add",), sizes=((40, 40),))
+    recorded = (Item(work=(0,), meanings=(meaning,), seen=ran), Item(work=(1,), meanings=(), seen=added))
+    found = align(recorded, both)
+    assert pairs(found)[-1] == (1, 2)
+    assert [match.evidence for match in found.matches] == [Evidence.ROUTED, Evidence.OP_AND_SHAPES]
+    other = HostEvidence(names=("aten.matmul",), sizes=((3 * 8, weight + 8),))
+    assert [match.item for match in align((replace(recorded[0], seen=other), recorded[1]), both).matches] == [1]
+
+
+def test_a_long_row_of_helpers_without_their_kernel_still_ends() -> None:
+    """A training step clears hundreds of gradients; the kernels behind them are still found."""
+    assert align(items(*["fill"] * 300), launches("norm", "matmul")).forwards == 1
+    found = align(items(*["fill"] * 300, *LAYER), launches(*LAYER))
+    assert pairs(found)[-4:] == [(301, 1), (302, 2), (303, 3), (304, 4)]

@@ -19,7 +19,7 @@ from tests.measurements.join.condensed_runs import condensed, facts, without_hos
 from tests.measurements.join.traced_models import traced
 
 RUNS = [(gpu, model) for gpu in ("h100", "mi300") for model in ("vit-base-224", "qwen1.5-0.5b")]
-PRODUCTS = {"vit-base-224": 12 * 6 + 1, "qwen1.5-0.5b": 24 * 7}  # linear layers; the pooler of the ViT
+MATMULS = {"vit-base-224": 12 * 6 + 1, "qwen1.5-0.5b": 24 * 7}  # linear layers; the pooler of the ViT
 
 
 @pytest.mark.parametrize(("gpu", "model"), RUNS)
@@ -35,14 +35,14 @@ def test_every_kernel_returns_to_the_op_it_was_launched_by(gpu: str, model: str,
 
 
 @pytest.mark.parametrize(("gpu", "model"), RUNS)
-def test_the_recorded_products_are_the_traced_ones(gpu: str, model: str) -> None:
+def test_the_recorded_matmuls_are_the_traced_ones(gpu: str, model: str) -> None:
     """Two counts that know nothing of each other: launches in the recording, and linear layers in the trace."""
     _, rows = facts(f"{gpu}-{model}")
     counts = Counter({row: row.count for row in rows if row.op in ("aten::addmm", "aten::mm")})
     graph = traced(model)
     assert graph.ops is not None
     linear = [kind for kind in graph.ops.kind if graph.op_kinds[kind].name == "aten.linear.default"]
-    assert counts.total() == len(linear) == PRODUCTS[model]
+    assert counts.total() == len(linear) == MATMULS[model]
 
 
 @pytest.mark.parametrize(("gpu", "model"), RUNS)
@@ -54,8 +54,8 @@ def test_names_and_times_alone_place_the_heavy_kernels(gpu: str, model: str, tmp
     file.write_text(json.dumps(made.document), "utf-8")
     joined = join_recording(without_host(read_recording(file)), graph)
     both = list(zip(joined.work, made.ops, strict=True))
-    heavy = [(work, op) for work, op in both if work.label in ("product", "attention")]
-    assert len(heavy) > PRODUCTS[model]
+    heavy = [(work, op) for work, op in both if work.label in ("matmul", "attention")]
+    assert len(heavy) > MATMULS[model]
     assert [work.ops for work, _ in heavy] == [(op,) for _, op in heavy]
     right = sum(work.duration_ns for work, op in both if work.ops == (op,))
     assert right >= 0.95 * sum(work.duration_ns for work in joined.work if work.ops)
@@ -81,14 +81,14 @@ def test_the_totals_are_those_of_the_facts(tmp_path: Path) -> None:
     file.write_text(json.dumps(condensed("h100-qwen1.5-0.5b", graph).document), "utf-8")
     device = find_device("NVIDIA H100 80GB HBM3")
     totals = join_totals(join_recording(read_recording(file), graph), graph, device)
-    products = next(kind for kind in totals.op_kinds if kind.name == "product")
-    assert products.flops == 2 * 16 * 559 * 24 * (4 * 1024**2 + 3 * 1024 * 2816)
+    matmuls = next(kind for kind in totals.op_kinds if kind.name == "matmul")
+    assert matmuls.flops == 2 * 16 * 559 * 24 * (4 * 1024**2 + 3 * 1024 * 2816)
     attention = next(kind for kind in totals.op_kinds if kind.name == "attention")
     assert attention.flops == 4 * 16 * 559**2 * 1024 * 24
     _, rows = facts("h100-qwen1.5-0.5b")
     median_ns = sum(row.count * round(row.median_us * 1000) for row in rows if row.op in ("aten::addmm", "aten::mm"))
-    assert products.device_ns == median_ns
-    assert products.mfu == pytest.approx(products.flops / (median_ns * 1e-9) / device.peak("bfloat16"))
+    assert matmuls.device_ns == median_ns
+    assert matmuls.mfu == pytest.approx(matmuls.flops / (median_ns * 1e-9) / device.peak("bfloat16"))
     assert sum(stage.device_ns for stage in totals.stages) == totals.total.device_ns
     assert sum(module.device_ns for module in totals.modules) == totals.total.device_ns
     assert sum(kind.device_ns for kind in totals.op_kinds) == totals.total.device_ns

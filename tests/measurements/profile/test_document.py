@@ -69,7 +69,7 @@ def test_a_key_of_which_nobody_knows_is_refused() -> None:
 
 
 def test_the_page_on_the_file_names_every_key() -> None:
-    page = (ROOT / "docs" / "metrics-file.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "metrics-file.md").read_text("utf-8")
     assert [key for key in SCHEMA["properties"] if f"`{key}`" not in page] == []
 
 

@@ -83,7 +83,7 @@ def test_a_unit_that_is_not_known_is_refused(unit: str) -> None:
 
 
 def test_what_is_no_table_is_refused() -> None:
-    with pytest.raises(PerfOptError, match="no table of Nsight"):
+    with pytest.raises(PerfOptError, match="not a table of Nsight"):
         list(table_rows("SKIPPED: no CUDA data\n", ("Name", "Start (ns)")))
     with pytest.raises(PerfOptError, match="no time of its kernels"):
         read_ncu('"ID","Kernel Name","dram__bytes.sum"\n"","","byte"\n"0","k","5"\n')
@@ -112,20 +112,25 @@ def stand_in(folder: Path, name: str, body: str) -> None:
     program.chmod(0o755)
 
 
-def test_both_are_launched_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def both_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nsys and ncu on the path, which write what the facts hold."""
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     stand_in(
-        tmp_path,
+        folder,
         "nsys",
         "table = [word for word in sys.argv if word.startswith('--report=')]\n"
         "print((facts / (table[0].removeprefix('--report=') + '.csv')).read_text() if table else 'Generated')\n",
     )
     stand_in(
-        tmp_path,
+        folder,
         "ncu",
         "log = [word for word in sys.argv if word.startswith('--log-file=')][0].removeprefix('--log-file=')\n"
         "pathlib.Path(log).write_text((facts / 'ncu_raw.csv').read_text())\n",
     )
+
+
+def test_both_are_launched_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_stand_in(tmp_path, monkeypatch)
     kernels = run_nsys(["true"], tmp_path, "decode")
     assert sum(kernel.calls for kernel in kernels if kernel.stage == "decode") == 3
     assert isinstance(run_ncu(["true"], tmp_path, "decode")[0], MeasuredKernel)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llm_perf_opt.models.deepseek_ocr.configuration import DeepSeekOcrConfig
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     MatrixWork,
     Views,
+    clip_work,
     decode_passes,
     decoder_work,
     prefill_pass,
-    vision_work,
+    projector_work,
+    sam_work,
+    total_flops,
 )
 
 RELEASED = DeepSeekOcrConfig()
 OUTSIDE_THE_IMAGE = 10  # tokens in the 48 counts: the first of the sequence and nine of text
+
+
+def module_flops(work: Iterable[MatrixWork], path: str) -> int:
+    """FLOPs of one module and everything inside it; the empty path is the whole model."""
+    return total_flops(piece for piece in work if not path or f"{piece.path}.".startswith(f"{path}."))
+
+
+def vision_work(config: DeepSeekOcrConfig, views: Views) -> tuple[MatrixWork, ...]:
+    """All three stages: SAM, then CLIP on its features, then the projector on both."""
+    return (*sam_work(config.sam, views), *clip_work(config, views), *projector_work(config, views))
 
 
 def tiles_and_page(tiles: int, base_size: int = 1024, image_size: int = 640) -> tuple[MatrixWork, ...]:

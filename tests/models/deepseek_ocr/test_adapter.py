@@ -36,8 +36,20 @@ def test_the_default_is_an_a4_page_with_crops() -> None:
         "attention": "eager",
     }
     facts = [{name: fact for name, fact in one.runtime.items() if name != EXPECTED} for one in (prefill, decode)]
-    assert facts[0] == {"images": 1, "crops_per_image": [6], "decoder_depth": 12, "decode_steps": 0}
-    assert facts[1] == {"images": 0, "crops_per_image": [], "decoder_depth": 12, "decode_steps": 1}
+    assert facts[0] == {
+        "images": 1,
+        "crops_per_image": [6],
+        "images_spatial_crop": [[2, 3]],
+        "decoder_depth": 12,
+        "decode_steps": 0,
+    }
+    assert facts[1] == {
+        "images": 0,
+        "crops_per_image": [],
+        "images_spatial_crop": [],
+        "decoder_depth": 12,
+        "decode_steps": 1,
+    }
     assert len(prefill.runtime[EXPECTED]) == 7 and len(decode.runtime[EXPECTED]) == 4
     assert [stage.name for stage in prefill.stages] == ["sam", "clip", "projector"]
 

@@ -25,13 +25,12 @@ from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DeepSeekO
 from llm_perf_opt.models.deepseek_ocr.formulas import (
     decode_passes,
     decoder_work,
-    module_flops,
     prefill_pass,
-    vision_work,
 )
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.plan import make_plan
 from llm_perf_opt.ops.table import price
+from tests.models.deepseek_ocr.released_formulas import module_flops, vision_work
 
 TINY = DeepSeekOcrConfig.tiny()
 TRACER = WeightlessTracer()

@@ -16,7 +16,9 @@ _OF_THE_CODE = {"model_type", "architectures", "torch_dtype"}  # an engine has c
 def _differences(ours: Any, released: Any, place: str = "") -> list[str]:
     if isinstance(ours, dict) and isinstance(released, dict):
         shared = [name for name in ours if name in released and name not in _OF_THE_CODE]
-        return [one for name in shared for one in _differences(ours[name], released[name], f"{place}.{name}")]
+        return [
+            difference for name in shared for difference in _differences(ours[name], released[name], f"{place}.{name}")
+        ]
     return [] if ours == released else [f"{place}: {ours} is not {released}"]
 
 

@@ -20,7 +20,6 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     decode_passes,
     decoder_work,
     linear,
-    module_flops,
     parameters_by_part,
     parameters_by_stage,
     prefill_pass,
@@ -31,7 +30,7 @@ from llm_perf_opt.models.deepseek_ocr.formulas import (
     weight_bytes_read_per_step,
 )
 from tests.models.deepseek_ocr.facts import fact
-from tests.models.deepseek_ocr.released_formulas import RELEASED, work_of_record, work_of_run
+from tests.models.deepseek_ocr.released_formulas import RELEASED, module_flops, work_of_record, work_of_run
 
 RUNS = fact("flops")["runs"]
 RECORDS = fact("measured-flops")
@@ -82,7 +81,7 @@ ATTENTION = "model.layers.0.self_attn"
 
 
 def without(kind: str) -> list[MatrixWork]:
-    """The decoder on 512 tokens, one kind of product left out."""
+    """The decoder on 512 tokens, one kind of matmul left out."""
     return [piece for piece in TEXT if not piece.kind.startswith(kind)]
 
 

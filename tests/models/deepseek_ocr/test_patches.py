@@ -217,6 +217,7 @@ def test_a_trace_holds_what_was_observed(workload: Workload, images: int, crops:
     assert prefill.runtime == {
         "images": images,
         "crops_per_image": crops,
+        "images_spatial_crop": [[2, 1] if count else [1, 1] for count in crops],
         "decoder_depth": depth,
         "decode_steps": 0,
         "observed": observed,
@@ -224,6 +225,7 @@ def test_a_trace_holds_what_was_observed(workload: Workload, images: int, crops:
     assert decode.runtime == {
         "images": 0,
         "crops_per_image": [],
+        "images_spatial_crop": [],
         "decoder_depth": depth,
         "decode_steps": 3,
         "observed": observed,
@@ -254,7 +256,8 @@ def test_the_released_code_runs_patched_and_is_left_as_it_was() -> None:
             output = model(
                 input_ids=ids[:, :1], past_key_values=past, images_spatial_crop=grid, use_cache=True, **inputs
             )
-    assert facts == {"images": 1, "crops_per_image": [2], "decoder_depth": 2, "decode_steps": 2}
+    loops = {"images": 1, "crops_per_image": [2], "images_spatial_crop": [[1, 2]]}
+    assert facts == {**loops, "decoder_depth": 2, "decode_steps": 2}
     assert changed(before, snapshot(model)) == set()
 
 

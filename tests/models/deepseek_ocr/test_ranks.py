@@ -34,7 +34,7 @@ def share(first: int, last: int, has_global: bool) -> PageShare:
 
 def collectives(graph: CallGraph) -> Counter[tuple[str, int]]:
     found = (collective_of(graph.op_kinds[kind]) for kind in graph.ops.kind)
-    return Counter((str(one.kind), one.payload_bytes) for one in found if one is not None)
+    return Counter((str(record.kind), record.payload_bytes) for record in found if record is not None)
 
 
 def weight_bytes(trace: Trace) -> int | None:

@@ -21,7 +21,7 @@ from llm_perf_opt.models.deepseek_ocr.inputs import PromptIds, prompt_ids
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.deepseek_ocr.released_folder import load_tokenizer, read_released_folder
 from llm_perf_opt.models.deepseek_ocr.session import DeepSeekOCRSession
-from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_model
+from tests.models.deepseek_ocr.tiny_twin import TINY, tiny_model, write_tiny_folder
 
 FACTS = Path(__file__).parents[2] / "facts" / "deepseek_ocr"
 PAGE = "90x130"  # larger than a tile of the twin, so that gundam cuts it
@@ -226,21 +226,7 @@ def test_the_released_configuration_file_is_the_default_blueprint() -> None:
 
 def test_a_folder_without_trust_puts_its_weights_into_the_blueprint(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="reading stored weights needs safetensors")
-    small = {"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 16, "intermediate_size": 8}
-    small |= {"num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4, "moe_intermediate_size": 8}
-    vision = {
-        "clip-l-14-224": {"heads": 2, "image_size": 32, "layers": 1, "patch_size": 8, "width": 8},
-        "sam_vit_b": {
-            "downsample_channels": [8, 8],
-            "global_attn_indexes": [0],
-            "heads": 2,
-            "layers": 1,
-            "width": 8,
-        },
-    }
-    document = {"model_type": "DeepseekOCR", "eos_token_id": 1, **small}
-    document["vision_config"] = {"image_size": 1024, "width": vision}
-    (tmp_path / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    write_tiny_folder(tmp_path)
     config = read_released_folder(tmp_path).config
     assert (config.decoder.hidden_size, config.clip.ffn_hidden_size, config.sam.hidden_size) == (16, 32, 8)
     session = DeepSeekOCRSession.from_local(tmp_path, dtype="float32", weights="random")

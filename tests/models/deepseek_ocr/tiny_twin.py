@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import torch
 
 from llm_perf_opt.models.deepseek_ocr.blueprint import DeepseekOCRForCausalLM
@@ -31,3 +34,16 @@ def tiny_inputs(mode: str = "gundam", *, prompt_tokens: int = 6, batch: int = 1)
         batch=batch,
         dtype=torch.float32,
     )
+
+
+def write_tiny_folder(place: Path) -> Path:
+    """The configuration file of a released folder, with small sizes of everything but the vocabulary and the pages."""
+    small = {"num_hidden_layers": 1, "vocab_size": 129280, "hidden_size": 16, "intermediate_size": 8}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4, "moe_intermediate_size": 8}
+    sam = {"downsample_channels": [8, 8], "global_attn_indexes": [0], "heads": 2, "layers": 1, "width": 8}
+    clip = {"heads": 2, "image_size": 32, "layers": 1, "patch_size": 8, "width": 8}
+    document = {"model_type": "DeepseekOCR", "eos_token_id": 1, **small}
+    document["vision_config"] = {"image_size": 1024, "width": {"clip-l-14-224": clip, "sam_vit_b": sam}}
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    return place

@@ -45,7 +45,7 @@ def decoder_flops(tokens: int, context: int) -> int:
 
 
 def rotary_flops(positions: int) -> int:
-    """Before version 5 the angles of the rotary embedding are a matrix product of frequencies and positions."""
+    """Before version 5 the angles of the rotary embedding are a matmul of frequencies and positions."""
     return 2 * (WIDTH // TEXT["num_attention_heads"] // 2) * positions if IS_OLDER else 0
 
 

@@ -127,7 +127,7 @@ def test_only_code_beside_the_configuration_is_asked_for(hub: Hub, tmp_path: Pat
 def test_code_that_is_not_here_is_not_made_up_offline(hub: Hub, tmp_path: Path) -> None:
     find(hub, tmp_path, "house/own-code")
     found, _ = find(hub, tmp_path, "house/own-code", "--trust", HF_HUB_OFFLINE="1")
-    assert "its code is not, and HF_HUB_OFFLINE is set" in found["why"]
+    assert "only its configuration is, and HF_HUB_OFFLINE forbids" in found["why"]
 
 
 @pytest.mark.parametrize("token", [None, "hf_of_nobody"])
@@ -141,7 +141,7 @@ def test_a_gated_model_says_how_to_get_in(hub: Hub, tmp_path: Path, token: str |
 
 def test_a_model_that_is_not_there_suggests_what_is(hub: Hub, tmp_path: Path) -> None:
     found, _ = find(hub, tmp_path, "Qwen/Qwen3-8")
-    assert found["what"] == "No model named 'Qwen/Qwen3-8'."
+    assert found["what"] == "There is no model named 'Qwen/Qwen3-8'."
     assert hub.url in found["why"]
     assert "Did you mean Qwen/Qwen3-8B" in found["fix"]
     assert found["code"] == 2

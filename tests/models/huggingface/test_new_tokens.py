@@ -82,7 +82,7 @@ def matrix_flops(graph: CallGraph, *, attention: bool = True) -> int:
 
 @pytest.mark.parametrize(("batch", "context", "new"), [(1, 5, 2), (2, 24, 8), (3, 17, 40)])
 def test_a_chunk_of_llama_costs_what_its_sizes_say(tmp_path: Path, batch: int, context: int, new: int) -> None:
-    """Every weight meets every new token, and every new token all keys: no mask saves a product. One row of logits."""
+    """Every weight meets every new token, and every new token all keys: no mask saves any work. One row of logits."""
     weights = 2 * WIDTH * WIDTH + 2 * WIDTH * KV_HEADS * HEAD + 3 * WIDTH * HIDDEN
     linear = 2 * LAYERS * weights * batch * new
     attention = LAYERS * 4 * batch * HEADS * new * (context + new) * HEAD
@@ -92,7 +92,7 @@ def test_a_chunk_of_llama_costs_what_its_sizes_say(tmp_path: Path, batch: int, c
     assert matrix_flops(graph) == linear + attention + head
 
 
-def test_the_products_of_chunks_add_up_to_those_of_the_whole_prefill(tmp_path: Path) -> None:
+def test_the_matmuls_of_chunks_add_up_to_those_of_the_whole_prefill(tmp_path: Path) -> None:
     folder, head = write_folder(tmp_path, SMALL_LLAMA), 2 * WIDTH * VOCABULARY
     whole = lpo.trace(folder, prompt_tokens=60).graphs[0]
     first, second = lpo.trace(folder, prompt_tokens=21, new_tokens=19).graphs

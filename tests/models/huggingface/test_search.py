@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.models.huggingface.inputs import InputSizes, NoInputs, Plan, Subject, accepted_modalities, find_inputs
-from llm_perf_opt.models.huggingface.inputs.plan import Noise, Whole
+from llm_perf_opt.models.huggingface.inputs.plan import Integers, Noise
 
 IMAGE_TOKEN = 99
 
@@ -35,7 +35,7 @@ def subject(batch: int = 1) -> Subject:
 
 def placeholders(plan: Plan) -> int:
     ids = plan["input_ids"]
-    assert isinstance(ids, Whole)
+    assert isinstance(ids, Integers)
     return ids.values.count(IMAGE_TOKEN)
 
 
@@ -105,7 +105,7 @@ def test_words_avoid_special_tokens() -> None:
     special.config.boi_token_id = [8, 9]
     found = find_inputs(special, lambda plan, entry: None)
     ids = found.plan["input_ids"]
-    assert isinstance(ids, Whole)
+    assert isinstance(ids, Integers)
     words = [token for token in ids.values if token != IMAGE_TOKEN]
     assert not {7, 8, 9}.intersection(words[-10:])
     assert max(words) < 100

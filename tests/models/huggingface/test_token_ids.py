@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from llm_perf_opt.models.huggingface.inputs.plan import InputSizes, Run, Subject, Whole, make_inputs, whole
+from llm_perf_opt.models.huggingface.inputs.plan import InputSizes, Integers, Run, Subject, integers, make_inputs
 from llm_perf_opt.models.huggingface.inputs.text import modality_of_each_token, token_ids
 
 CONFIG = SimpleNamespace(vocab_size=12, eos_token_id=7, to_dict=dict)
@@ -32,7 +32,7 @@ def test_every_row_of_the_batch_holds_the_same_ids() -> None:
     made = make_inputs({"ids": ids, "kinds": modality_of_each_token(subject(3, 8), [run])})
     assert torch.equal(made["ids"], torch.tensor([row] * 3))  # type: ignore[arg-type]
     assert torch.equal(made["kinds"], torch.tensor([[0, 1, 1, 0] + [0] * 8] * 3))  # type: ignore[arg-type]
-    assert torch.equal(make_inputs({"grid": whole([[1, 4, 6]])})["grid"], torch.tensor([[1, 4, 6]]))  # type: ignore[arg-type]
+    assert torch.equal(make_inputs({"grid": integers([[1, 4, 6]])})["grid"], torch.tensor([[1, 4, 6]]))  # type: ignore[arg-type]
 
 
 def test_a_plan_holds_one_row_in_eight_bytes_an_id() -> None:
@@ -41,6 +41,6 @@ def test_a_plan_holds_one_row_in_eight_bytes_an_id() -> None:
     ids = token_ids(subject(64, 2**20), 2**20)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert isinstance(ids, Whole)
+    assert isinstance(ids, Integers)
     assert ids.shape == (64, 2**20)
     assert peak_bytes < 3 * 2**23

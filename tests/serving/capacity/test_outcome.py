@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.serving.capacity.outcome import Percentiles, Promise, outcome, read_promise, slower
+from llm_perf_opt.serving.capacity.outcome import Percentiles, Slo, outcome, read_slo, slower
 from llm_perf_opt.serving.requests import AnsweredRequests
 from tests.serving.capacity.capacity_replay import REPLAYED
 
@@ -116,15 +116,15 @@ def _steady(served_s: float) -> AnsweredRequests:
 def test_a_backlog_grows_where_requests_come_faster_than_they_end(served_s: float, grows: bool) -> None:
     found = outcome([replace(REPLAYED, requests=_steady(served_s))])
     assert found.is_growing is grows
-    assert found.keeps(Promise(ttft_s=1e9)) is not grows
+    assert found.keeps(Slo(ttft_s=1e9)) is not grows
 
 
-def test_a_promise_is_kept_by_the_promised_share() -> None:
+def test_an_slo_is_met_by_its_share_of_requests() -> None:
     found = outcome([REPLAYED])
-    assert found.keeps(Promise(ttft_s=1.0))
-    assert not found.keeps(Promise(ttft_s=0.9))
-    assert found.keeps(Promise(ttft_s=0.5, share=0.3))
-    assert not found.keeps(Promise(ttft_s=1.0, tpot_s=0.4))
+    assert found.keeps(Slo(ttft_s=1.0))
+    assert not found.keeps(Slo(ttft_s=0.9))
+    assert found.keeps(Slo(ttft_s=0.5, share=0.3))
+    assert not found.keeps(Slo(ttft_s=1.0, tpot_s=0.4))
 
 
 def test_slower_steps_scale_every_time_and_no_count() -> None:
@@ -135,13 +135,13 @@ def test_slower_steps_scale_every_time_and_no_count() -> None:
     assert (twice.busy, twice.mean_waiting, twice.most_cache_use) == (once.busy, once.mean_waiting, 1.0)
 
 
-def test_promises_are_read_with_their_units() -> None:
-    assert read_promise("ttft=500ms,tpot=40ms") == Promise(ttft_s=0.5, tpot_s=0.04)
-    assert read_promise("p95, e2e=30s") == Promise(e2e_s=30.0, share=0.95)
-    assert str(read_promise("ttft=500ms")) == "p99 TTFT at most 500 ms"
+def test_an_slo_is_read_with_its_units() -> None:
+    assert read_slo("ttft=500ms,tpot=40ms") == Slo(ttft_s=0.5, tpot_s=0.04)
+    assert read_slo("p95, e2e=30s") == Slo(e2e_s=30.0, share=0.95)
+    assert str(read_slo("ttft=500ms")) == "p99 TTFT at most 500 ms"
 
 
 @pytest.mark.parametrize("text", ["ttft=500", "ttft", "p95", "", "ttft=1s,ttft=2s", "speed=3s", "ttft=0s"])
-def test_an_unclear_promise_is_refused(text: str) -> None:
+def test_an_unclear_slo_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        read_promise(text)
+        read_slo(text)

@@ -20,7 +20,7 @@ from llm_perf_opt.serving.capacity.fleets import (
     fleets_table,
     glance_table,
 )
-from llm_perf_opt.serving.capacity.outcome import Promise, outcome, slower
+from llm_perf_opt.serving.capacity.outcome import Slo, outcome, slower
 from llm_perf_opt.serving.capacity.queueing import PromptQueue
 from llm_perf_opt.serving.capacity.replay_report import (
     Banded,
@@ -61,32 +61,32 @@ CONSIDERED = Considered(
 FLEET = Fleet(considered=CONSIDERED, replicas=2, banded=BANDED, fewest=3, price_per_hour=3.0)
 
 
-def test_the_answer_has_three_lines_and_says_what_limits() -> None:
-    table = glance_table(FLEET, Promise(ttft_s=1.0))
+def test_the_answer_has_three_lines_and_names_the_bottleneck() -> None:
+    table = glance_table(FLEET, Slo(ttft_s=1.0))
     assert len(table.rows) == 3
     first, times, limit = (str(row[1]) for row in table.rows)
-    assert first.startswith("yes, but not at the high edge")
-    assert first.endswith("16,200 pages a day and GPU (8,100 to 32,400)")
-    assert "the fewest GPUs that keep it with this plan: 6" in first
-    assert str(table.rows[0][0]) == "Is 4x h100-sxm tp2 enough?"
-    assert "TTFT 1.00 s of 1.00 s (500 ms to 2.00 s)" in times
-    assert limit.startswith("the cache: full at times (50.0 % on average), 1 time a request")
+    assert first.startswith("yes, but not with the high estimate")
+    assert first.endswith("16,200 pages/day per GPU (8,100 to 32,400)")
+    assert "the fewest GPUs that meet it with this plan: 6" in first
+    assert str(table.rows[0][0]) == "Is 4 x h100-sxm tp2 enough?"
+    assert "TTFT 1.00 s (500 ms to 2.00 s, SLO 1.00 s)" in times
+    assert limit.startswith("KV cache: full at times (50.0 % on average), 1 preemption")
 
 
-def test_a_promise_is_judged_at_both_edges() -> None:
-    assert BANDED.keeps(Promise(ttft_s=2.0)) == "yes"
-    assert BANDED.keeps(Promise(ttft_s=0.7)) == "no, only at the low edge of the step times"
-    assert BANDED.keeps(Promise(ttft_s=0.1)) == "no"
+def test_an_slo_is_judged_by_the_low_and_the_high_estimate() -> None:
+    assert BANDED.keeps(Slo(ttft_s=2.0)) == "yes"
+    assert BANDED.keeps(Slo(ttft_s=0.7)) == "no, except with the low estimate of the step times"
+    assert BANDED.keeps(Slo(ttft_s=0.1)) == "no"
 
 
-def test_what_limits_is_the_cache_the_device_or_nothing() -> None:
+def test_the_bottleneck_is_the_cache_the_device_or_nothing() -> None:
     found = replace(BANDED.expected, preemptions=0, most_cache_use=0.5)
-    assert limit_of(replace(found, is_growing=True)).startswith("the time of the device")
-    assert limit_of(replace(found, is_closed=True)).startswith("the time of the device")
-    assert limit_of(found).startswith("nothing yet: 0.125 requests wait on average")
+    assert limit_of(replace(found, is_growing=True)).startswith("GPU time")
+    assert limit_of(replace(found, is_closed=True)).startswith("GPU time")
+    assert limit_of(found).startswith("none yet: 0.125 requests wait on average")
 
 
-def test_every_time_stands_with_its_edges() -> None:
+def test_every_time_has_its_low_and_high_estimate() -> None:
     table = times_table(BANDED)
     rows = {(row[0], row[1]): row[2:] for row in table.rows}
     assert rows["TTFT", "p99"] == (1.0, 0.5, 2.0)
@@ -97,7 +97,7 @@ def test_every_time_stands_with_its_edges() -> None:
 def test_rates_of_slow_steps_are_the_low_ones() -> None:
     rows = {row[0]: row[1:] for row in rates_table(BANDED, gpus=4).rows}
     assert rows["requests/s"] == (0.75, 0.375, 1.5)
-    assert rows["pages/day and GPU"] == (16_200, 8_100, 32_400)
+    assert rows["pages/day per GPU"] == (16_200, 8_100, 32_400)
     assert engine_table(BANDED.expected).rows[0] == ("steps", "4")
 
 
@@ -114,12 +114,12 @@ def test_a_fleet_counts_gpus_pages_and_money() -> None:
     per_million = FLEET.cost_per_million(FLEET.outcome.pages_per_s)
     assert per_million is not None
     assert FLEET.cost_of(deadline) == pytest.approx(per_million / 10)
-    assert deadline_answer(FLEET, deadline) == "8 x h100-sxm tp2 (4 to 14), done in 18.5 h, 444.44 in all"
+    assert deadline_answer(FLEET, deadline) == "8 x h100-sxm tp2 (4 to 14), done in 18.5 h, $444.44 in total"
     assert FLEET.cost_per_million(0.75) == pytest.approx(4 * 3.0 / 3600 / 0.75 * 1e6)
-    table = fleets_table([FLEET], Promise(ttft_s=1.0), deadline)
+    table = fleets_table([FLEET], Slo(ttft_s=1.0), deadline)
     row = dict(zip((column.name for column in table.columns), table.rows[0], strict=True))
     assert row["GPUs for 100,000 pages in 24 h"] == 8
-    assert row["at the edges of the band"] == "4 to 14"
+    assert row["low and high estimate"] == "4 to 14"
     assert considered_table([CONSIDERED]).rows[0][-1] == 1.0
 
 
@@ -129,16 +129,16 @@ def test_a_fleet_without_a_price_costs_nothing_known() -> None:
 
 
 def test_charts_hold_what_the_replay_has() -> None:
-    running, cache, first_token, gantt = replay_charts(REPLAYED, BANDED, Promise(ttft_s=1.0))
+    running, cache, first_token, gantt = replay_charts(REPLAYED, BANDED, Slo(ttft_s=1.0))
     assert isinstance(running, LineChart)
     assert running.lines[0].points == ((0.0, 1.0), (1.0, 1.0), (2.0, 3.0), (3.0, 1.0))
     assert isinstance(first_token, LineChart)
     assert first_token.marks[0].x == 1.0
     assert isinstance(gantt, SpanChart)
     assert [span.lane for span in gantt.spans] == ["prompts", "decode", "mixed", "decode"]
-    assert cache.title == "Cache in use"
+    assert cache.title == "KV cache in use"
     charts = list(fleet_charts([FLEET, FLEET], [CONSIDERED], None))
-    assert [chart.title for chart in charts] == ["Pages a day and GPU", "Throughput against latency"]
+    assert [chart.title for chart in charts] == ["Pages per day per GPU", "Throughput against latency"]
 
 
 def test_a_chrome_trace_has_every_step_and_every_part_of_a_request() -> None:

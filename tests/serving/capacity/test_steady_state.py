@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.serving.capacity.outcome import Promise
+from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.steady_state import (
     MeanRequest,
     ReplicaLimits,
@@ -43,6 +43,12 @@ def test_as_many_requests_end_as_begin() -> None:
         assert state.plain_s == pytest.approx(_STEP_S)
 
 
+def test_a_single_user_pays_for_the_whole_step_of_the_prompt() -> None:
+    alone = replace(STEADY, is_closed=True).at(1)
+    prompt_s, answer_s = _STEP_S + 1000 * _PER_TOKEN_S, 99 * _STEP_S
+    assert alone.prompt_share == pytest.approx(prompt_s / (prompt_s + answer_s))
+
+
 def test_the_host_adds_to_every_step() -> None:
     slow = replace(STEADY, table=replace(TABLE, host_s=0.002))
     assert slow.at(64).step_s == pytest.approx(STEADY.at(64).step_s + 0.002, rel=1e-3)
@@ -71,13 +77,13 @@ def test_cache_sequences_and_tokens_of_a_step_limit_how_many_run(limits: Replica
 
 def test_a_limit_on_the_step_takes_fewer_sequences() -> None:
     states = list(STEADY.states())
-    free, limited = most_requests(states), most_requests(states, Promise(tpot_s=0.0125, share=0.5))
+    free, limited = most_requests(states), most_requests(states, Slo(tpot_s=0.0125, share=0.5))
     assert free is not None
     assert limited is not None
     assert free.sequences == 64
     assert limited.step_s <= 0.0125
     assert limited.sequences < 64
-    assert most_requests(states, Promise(tpot_s=0.001)) is None
+    assert most_requests(states, Slo(tpot_s=0.001)) is None
 
 
 def test_a_rate_takes_as_many_sequences_as_it_needs() -> None:
@@ -88,6 +94,47 @@ def test_a_rate_takes_as_many_sequences_as_it_needs() -> None:
     assert STEADY.at_rate(1e6) is None
 
 
+def test_steps_that_leave_prompts_waiting_count_too() -> None:
+    """A budget of one prompt: of 0.64 that come in a step, now and then two or three; none of their time is lost."""
+    narrow = replace(STEADY, limits=replace(LIMITS, batched_tokens=1500))
+    assert narrow.at(64).step_s == pytest.approx(_STEP_S + 0.64 * 1000 * _PER_TOKEN_S, rel=1e-9)
+
+
+def test_a_prompt_in_several_steps_adds_its_own_time_alone() -> None:
+    cut = replace(STEADY, limits=replace(LIMITS, batched_tokens=500))
+    assert cut.at(10).step_s == pytest.approx(_STEP_S + 0.1 * 1000 * _PER_TOKEN_S, rel=1e-9)
+
+
+def test_requests_at_random_make_steps_longer_by_the_prompts_that_have_time_to_come() -> None:
+    """20 prompts of 10 ms a second leave 0.8 of the time for steps of 10 ms: 12.5 ms each, and 25 answers at once."""
+    state = STEADY.at_rate(20.0)
+    assert state is not None
+    assert state.crowd is not None
+    assert state.step_s == pytest.approx(_STEP_S / (1 - 20 * 1000 * _PER_TOKEN_S), rel=1e-3)
+    assert state.crowd.mean == pytest.approx(25, rel=1e-2)
+    assert state.sequences == 25
+    assert state.per_token_at(0.5) == pytest.approx(state.step_s, rel=1e-2)
+    assert state.per_token_at(0.99) > state.per_token_at(0.9) > state.step_s
+
+
+def test_steps_that_a_crowd_makes_longer_make_the_crowd_larger() -> None:
+    """A step of 1 ms for each sequence: one processor that all share, where 0.5 of load is one request on average."""
+    shared = replace(
+        TABLE,
+        tokens=Curve(at=(1.0, 1e4), seconds=(0.001, 10.0)),
+        prompts=_NOTHING,
+    )
+    steady = replace(
+        STEADY, table=shared, mean=replace(MEAN, prompt_tokens=1e-6), limits=replace(LIMITS, sequences=500)
+    )
+    state = steady.at_rate(5.0)  # answers of 100 tokens, 10 a second at most; each prompt is one token more
+    assert state is not None
+    assert state.crowd is not None
+    assert state.crowd.mean == pytest.approx(1.0, rel=0.05)
+    assert state.crowd.variance == pytest.approx(2.0, rel=0.1)  # load / (1 - load) ** 2
+    assert state.step_s == pytest.approx(0.002, rel=0.05)  # a request meets twice the time that it takes alone
+
+
 def test_a_client_sees_more_than_the_engine() -> None:
     shares = FirstToken(constant_s=0.02, prompts=2.0, prompts_of_others=0.1, steps=0.0)
     engine, client = STEADY.at(8), replace(STEADY, client=shares).at(8)
@@ -96,12 +143,12 @@ def test_a_client_sees_more_than_the_engine() -> None:
     assert client.first_token_at(0.99) == pytest.approx(client.first_token_s + later)
 
 
-def test_a_promise_names_the_limit_that_breaks() -> None:
+def test_an_slo_names_the_limit_that_breaks() -> None:
     state = STEADY.at(32)
-    assert state.broken(Promise(tpot_s=0.001)) == "TPOT"
-    assert state.broken(Promise(ttft_s=0.001)) == "TTFT"
-    assert state.broken(Promise(e2e_s=0.001)) == "E2E"
-    assert state.broken(Promise(tpot_s=1, ttft_s=1, e2e_s=100)) is None
+    assert state.broken(Slo(tpot_s=0.001)) == "TPOT"
+    assert state.broken(Slo(ttft_s=0.001)) == "TTFT"
+    assert state.broken(Slo(e2e_s=0.001)) == "E2E"
+    assert state.broken(Slo(tpot_s=1, ttft_s=1, e2e_s=100)) is None
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Of one rank and one step. `routers` are part of `flops`: products that score experts."""
+    """Of one rank and one step. `routers` are part of `flops`: matmuls that score experts."""
 
     parameters: int
     flops: int
@@ -42,7 +42,7 @@ class Expected:
     routers: int = 0
 
 
-def _exchanges(config: dict[str, Any], step: Step, tp: int) -> dict[str, int]:
+def _collectives(config: dict[str, Any], step: Step, tp: int) -> dict[str, int]:
     """One all-reduce behind the embedding and two in each layer, of all rows; logits are gathered."""
     if tp == 1:
         return {"all_reduces": 0, "all_reduce_bytes": 0, "all_gather_bytes": 0}
@@ -66,7 +66,7 @@ def llama(config: dict[str, Any], step: Step, tp: int) -> Expected:
         parameters=2 * head + matrices + (2 * layers + 1) * size,
         flops=2 * step.rows * matrices + attention + 2 * step.sequences * head,
         cache_bytes_per_token=layers * 2 * groups * width * BF16,
-        **_exchanges(config, step, tp),
+        **_collectives(config, step, tp),
     )
 
 
@@ -91,7 +91,7 @@ def qwen3_moe(config: dict[str, Any], step: Step, tp: int) -> Expected:
         flops=2 * step.rows * used + attention + 2 * step.sequences * head,
         cache_bytes_per_token=layers * 2 * groups * width * BF16,
         routers=2 * step.rows * layers * router,
-        **_exchanges(config, step, tp),
+        **_collectives(config, step, tp),
     )
 
 
@@ -102,7 +102,7 @@ def deepseek_v3(config: dict[str, Any], step: Step, tp: int) -> Expected:
     plain, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     experts, chosen, shared = config["n_routed_experts"], config["num_experts_per_tok"], config["n_shared_experts"]
     expert, head = 3 * size * config["moe_intermediate_size"], config["vocab_size"] // tp * size
-    down = size * (q_rank + rank + rotary)  # whole on every rank
+    down = size * (q_rank + rank + rotary)  # replicated on every rank
     expand = rank * heads * (plain + value)
     projections = down + q_rank * heads * (plain + rotary) + heads * value * size
     sparse, mlp = layers - dense, 3 * size * config["intermediate_size"] // tp
@@ -121,7 +121,7 @@ def deepseek_v3(config: dict[str, Any], step: Step, tp: int) -> Expected:
         flops=2 * step.rows * used + layers * attention + 2 * step.sequences * head,
         cache_bytes_per_token=layers * (rank + rotary) * BF16,
         routers=2 * step.rows * sparse * router,
-        **_exchanges(config, step, tp),
+        **_collectives(config, step, tp),
     )
 
 
@@ -136,15 +136,15 @@ def minimax(config: dict[str, Any], step: Step, tp: int) -> Expected:
     held = layers * (attention_weights + router + experts * expert // tp)
     used = layers * (attention_weights + router) + layers * chosen * expert // tp
     vectors = layers * ((heads + groups) * width + experts + 2 * size) + size
-    exchanges = _exchanges(config, step, tp)
-    exchanges["all_reduces"] += layers
-    exchanges["all_reduce_bytes"] += layers * step.rows * 2 * FP32
+    collectives = _collectives(config, step, tp)
+    collectives["all_reduces"] += layers
+    collectives["all_reduce_bytes"] += layers * step.rows * 2 * FP32
     return Expected(
         parameters=2 * head + held + vectors,
         flops=2 * step.rows * used + layers * 4 * heads * width * step.rows * step.keys + 2 * step.sequences * head,
         cache_bytes_per_token=layers * 2 * groups * width * BF16,
         routers=2 * step.rows * layers * router,
-        **exchanges,
+        **collectives,
     )
 
 
@@ -168,7 +168,7 @@ def gpt_oss(config: dict[str, Any], step: Step, tp: int) -> Expected:
         + 2 * step.sequences * head,
         cache_bytes_per_token=layers * 2 * groups * width * BF16,
         routers=2 * step.rows * layers * size * experts,
-        **_exchanges(config, step, tp),
+        **_collectives(config, step, tp),
     )
 
 
@@ -189,7 +189,7 @@ def deepseek_ocr(config: dict[str, Any], step: Step, tp: int) -> Expected:
         flops=2 * step.rows * used + layers * 4 * heads * width * step.rows * step.keys + 2 * step.sequences * head,
         cache_bytes_per_token=layers * 2 * heads * width * BF16,
         routers=2 * step.rows * (layers - dense) * router,
-        **_exchanges(text, step, tp),
+        **_collectives(text, step, tp),
     )
 
 

@@ -30,7 +30,7 @@ def test_every_attention_kind_has_a_case() -> None:
 
 @pytest.mark.parametrize("page", ["serving-times.md", "serving-replay.md"])
 def test_every_model_that_an_accuracy_page_counts_has_a_case(page: str) -> None:
-    counted = set(re.findall(r"^\| model (\S+) \|", (DOCS / page).read_text(), re.MULTILINE))
+    counted = set(re.findall(r"^\| model (\S+) \|", (DOCS / "evidence" / page).read_text(), re.MULTILINE))
     assert len(counted) >= 10
     assert counted <= {case.family for case in check.CASES}
 

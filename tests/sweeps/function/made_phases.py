@@ -20,7 +20,7 @@ Point = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a phase runs at a point: so many further ops, and attention over at most so many positions."""
+    """What a phase runs at a point: this many further ops, and attention over at most this many positions."""
 
     further_ops: int = 0
     window: int | None = None

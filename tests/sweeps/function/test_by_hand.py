@@ -56,8 +56,8 @@ def test_decode_flops_cache_and_weights_are_those_on_paper(tmp_path: Path, one_t
     assert decode["cache_bytes"] == 2 * CACHED_HEADS * HEAD * 2 * LAYERS * BATCH * CONTEXT == 35_381_248
     # Two FLOPs for each weight of a matrix and each sequence; 24 heads see 1,234 cached tokens and the new one, and
     # scores and weighted sum take 2 FLOPs for each of 128 numbers.
-    products = 2 * BATCH * (LAYERS * matrices + VOCABULARY * HIDDEN)
+    matmuls = 2 * BATCH * (LAYERS * matrices + VOCABULARY * HIDDEN)
     attention = LAYERS * BATCH * HEADS * (CONTEXT + 1) * 2 * (2 * HEAD)
-    assert decode["flops"] == products + attention == 7_911_751_680
+    assert decode["flops"] == matmuls + attention == 7_911_751_680
     column = function.figures("decode", {"batch": BATCH, "context": CONTEXT}, ("flops", "cache_bytes"))
     assert (int(column["flops"][0]), int(column["cache_bytes"][0])) == (7_911_751_680, 35_381_248)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import llm_perf_opt as lpo
-from benchmarks.function.exactness import compared, make_function
-from benchmarks.function.subjects import Subject
+from benchmarks.function.exactness import Subject, compared, make_function
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.sweeps.function.figures.needs import costs_of, stage_costs_of
 from llm_perf_opt.sweeps.function.figures.rebuilding import ProgramCosts, looped_figures
@@ -166,7 +165,7 @@ def test_costs_without_a_graph_are_those_of_the_graph(name: str, one_thread: Non
 def test_a_scan_costs_what_a_hand_count_says(one_thread: None) -> None:
     forms = looped_figures(fitted(Scan()), {"batch": (2, 64), "context": (2, 4096)})
     assert forms.total.flops.at({"batch": 3, "context": 4096}) == 2 * 3 * 4096 * WIDTH * WIDTH
-    # At the end: what was given, all outputs in a list, their stack and its product; all but the list are one size.
+    # At the end: what was given, all outputs in a list, their stack and its matmul; all but the list are one size.
     one = 3 * 4096 * WIDTH * 4
     assert forms.at("peak_bytes", {"batch": 3, "context": 4096}) in range(3 * one, 4 * one + one // 64)
 

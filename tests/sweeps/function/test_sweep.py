@@ -99,9 +99,9 @@ def test_the_terminal_gets_answers_points_and_proof(answer: lpo.SweepAnswer) -> 
         "What does one more token of context add to prefill?",
         "What does one more token of context add to decode?",
         "Which batch fits on NVIDIA H100 80GB SXM5?",
-        "What limits the time of decode?",
+        "What is the bottleneck of decode?",
     }
-    assert "kernel starts throughout" in str(glance["What limits the time of decode?"])
+    assert "kernel starts throughout" in str(glance["What is the bottleneck of decode?"])
     assert any("op by op" in note.text for note in answer.summary().notes)
     assert all(cell.checked_points > 0 for cell in answer.cells)
 
@@ -315,7 +315,7 @@ def test_a_chart_marks_where_something_else_begins_to_limit() -> None:
     (chart,) = bend_chart(curves, bent, 1000, device)
     assert isinstance(chart, LineChart)
     assert [(mark.x, mark.text) for mark in chart.marks] == [
-        (1, "limited by launches"),
+        (1, "bottleneck: launches"),
         (101, "bandwidth from batch 101"),
         (301, "compute from batch 301"),
     ]

@@ -118,7 +118,7 @@ def test_the_command_takes_several_and_the_table_names_each(
 
 def test_processors_and_gpus_cannot_share_a_trace(file: Path) -> None:
     processor = replace(find_device("l4", None), id="mine", threads=8)
-    with pytest.raises(UsageError, match="Processors and GPUs"):
+    with pytest.raises(UsageError, match="CPUs and GPUs"):
         lpo.sweep(file, gpus=[processor, "l4"])
 
 

@@ -25,7 +25,7 @@ def written(folder: Path, name: str = "tiny", **changed: Any) -> Path:
 
 
 def tiny_study(folder: Path, models: int, name: str = "tiny", **changed: Any) -> Path:
-    """A study of so many decoders that differ in width."""
+    """A study of this many decoders that differ in width."""
     for number in range(models):
         if not (folder / f"models/m{number:02}").exists():
             llama_folder(folder / f"models/m{number:02}", num_hidden_layers=2, intermediate_size=128 + 16 * number)

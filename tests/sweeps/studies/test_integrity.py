@@ -76,12 +76,12 @@ def test_a_damaged_part_is_refused_by_ask_and_page_and_computed_again_by_study(
     part = parts(place)[0]
     part.write_bytes(damage(part.read_bytes()))
     for question in ({"question": "summary"}, {"sql": ALL}):
-        with pytest.raises(PerfOptError, match="is no finished part"):
+        with pytest.raises(PerfOptError, match="is not a finished part"):
             lpo.ask(place / "res[1]", **question)
     with pytest.raises(PerfOptError, match="run the same study again"):
         lpo.study_page(place / "res[1]", place / "page.html")
     found = again(place, made)
-    assert (found.computed, found.kept, len(found.damaged)) == (1, 1, 1)
+    assert (found.computed, found.reused, len(found.damaged)) == (1, 1, 1)
     assert part.name in found.damaged[0]
     assert any(note.text.startswith("Computed again") for note in found.report().notes)
     assert lpo.ask(place / "res[1]", sql=ALL).to_arrow().equals(before)
@@ -283,7 +283,7 @@ def test_sql_is_stopped_at_its_bounds(place: Path, sql: str, why: str) -> None:
 def test_a_part_that_the_database_cannot_read_is_refused(tmp_path: Path) -> None:
     """As of one that was written to deceive: its digest fits, and the columns that pyarrow finds do."""
     (tmp_path / "part.parquet").write_bytes(b"PAR1 nothing PAR1")
-    with pytest.raises(UsageError, match="no tables that can be read"):
+    with pytest.raises(UsageError, match="not tables that can be read"):
         opened_files([str(tmp_path / "part.parquet")], tmp_path).__enter__()
 
 

@@ -84,7 +84,7 @@ def test_results_are_those_of_a_folder_and_go_on_where_they_stopped(place: str, 
     lost = next(name for name in found if name.endswith(".parquet"))
     StudyStore(place).filesystem.rm(f"{StudyStore(place).path}/{lost}")
     again = study(file, out=place, workers=1)
-    assert (again.computed, again.kept) == (1, 1)
+    assert (again.computed, again.reused) == (1, 1)
     assert contents(place) == contents(place, found), "the same bytes under the name of another run"
 
     study(file, out=tmp_path / "folder", workers=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, MatmulShape
 from llm_perf_opt.timing.kernels.kernel_tables import Family, KernelTables, kernel_tables, load_spreads, spread_of
 from llm_perf_opt.timing.kernels.tables import MEASURED_ON, system_named
 from llm_perf_opt.timing.kernels.times import TimeOrigin
@@ -17,13 +17,13 @@ from tests.slowness import timed
 from tests.timing.kernels.measured_tables import needs_tables
 
 SHAPES: list[KernelShape] = [
-    ProductShape(rows=16, columns=4096, depth=4096),
+    MatmulShape(rows=16, columns=4096, depth=4096),
     AttentionShape(
         sequences=16, queries=1, keys=3000, heads=32, key_heads=8, width=128, value_width=128, is_causal=True
     ),
-    ProductShape(rows=16, columns=4608, depth=3584, weight_format="fp8-block128"),
+    MatmulShape(rows=16, columns=4608, depth=3584, weight_format="fp8-block128"),
     ExpertsShape(tokens=64, hidden=4096, inner=14336, experts=8, chosen=2),
-    ProductShape(rows=16, columns=4096, depth=4096, weight_format="float32"),
+    MatmulShape(rows=16, columns=4096, depth=4096, weight_format="float32"),
 ]
 
 
@@ -53,7 +53,7 @@ def test_every_time_has_a_band_around_it() -> None:
 
 @needs_tables
 def test_bands_widen_from_rows_to_what_lies_beyond() -> None:
-    for family in (Family.PRODUCTS, Family.ATTENTION):
+    for family in (Family.MATMULS, Family.ATTENTION):
         widths = []
         for origin, dimensions in (
             (TimeOrigin.MEASURED, 0),
@@ -69,7 +69,7 @@ def test_bands_widen_from_rows_to_what_lies_beyond() -> None:
 @pytest.mark.parametrize("system", MEASURED_ON)
 def test_every_system_has_bands_of_its_own(system: str) -> None:
     families = {family for name, family, _, _ in load_spreads() if name == system}
-    assert {Family.PRODUCTS, Family.ATTENTION} <= families
+    assert {Family.MATMULS, Family.ATTENTION} <= families
 
 
 @needs_tables
@@ -85,9 +85,9 @@ def test_a_hundred_thousand_kernels_take_a_second() -> None:
     tables.times(SHAPES)
     random = np.random.default_rng(0)
     rows, columns, depth = (np.exp(random.uniform(0, np.log(end), 100_000)) for end in (8192, 90_000, 20_000))
-    times = timed(1.0, lambda: tables.products(rows, columns, depth, weight_format="bfloat16"))
+    times = timed(1.0, lambda: tables.matmuls(rows, columns, depth, weight_format="bfloat16"))
     assert times.is_known.all()
-    timed(1.0, lambda: tables.products(rows, columns, depth, weight_format="fp8-block128"))
+    timed(1.0, lambda: tables.matmuls(rows, columns, depth, weight_format="fp8-block128"))
     timed(1.0, lambda: tables.times(SHAPES * 20_000))
 
 
@@ -95,8 +95,8 @@ def test_a_hundred_thousand_kernels_take_a_second() -> None:
 def test_the_package_of_the_tables_is_never_imported() -> None:
     code = (
         "import sys; from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables; "
-        "from llm_perf_opt.ops.kernel_shape import ProductShape; "
-        "kernel_tables('h100-sxm', 'vllm').times([ProductShape(rows=1, columns=64, depth=64)]); "
+        "from llm_perf_opt.ops.kernel_shape import MatmulShape; "
+        "kernel_tables('h100-sxm', 'vllm').times([MatmulShape(rows=1, columns=64, depth=64)]); "
         "assert 'aiconfigurator_core' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

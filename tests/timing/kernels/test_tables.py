@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib import util
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.store import VARIABLE
 from llm_perf_opt.timing.kernels import tables
 
 duckdb = pytest.importorskip("duckdb", reason="reads Parquet; comes with the extra `kernels`")
@@ -63,9 +65,45 @@ def test_another_layout_is_refused(folder: Path) -> None:
         tables.read_rows(table, ("m", "k"))
 
 
-def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_were_read_once_need_no_reader(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> dict[str, list[object]]:
+        columns = tables.read_rows(table, ("m", "cache"), where="m < 4", defaults={"cache": "bfloat16"})
+        assert [column.dtype.kind for column in columns.values()] == ["i", "U", "f"]
+        return {name: column.tolist() for name, column in columns.items()}
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    table = tables.newest("h100_sxm", "gemm", "trtllm", folder)
+    assert table is not None
+    first = read()
+    monkeypatch.setattr(tables, "_connection", lambda: pytest.fail("the rows are there already"))
+    assert read() == first == {"m": [1, 2], "cache": ["bfloat16"] * 2, "seconds": [0.25e-3, 1e-3]}
+
+
+@pytest.mark.parametrize("change", ["content", "time", "question"])
+def test_rows_of_a_changed_file_or_question_are_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    table = tables.newest("h100_sxm", "gemm", "trtllm", folder)
+    assert table is not None
+    tables.read_rows(table, ("m",))
+    before, where = table.path.stat(), "true"
+    if change == "content":  # of the same size, at the same time
+        write(folder, "other/rows.parquet", "select * from (values (3, 8, 0.5), (5, 8, 0.25)) as t(m, n, latency)")
+        table.path.write_bytes((folder / "other" / "rows.parquet").read_bytes())
+        os.utime(table.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "time":
+        os.utime(table.path, ns=(0, 0))
+    else:
+        where = "m > 1"
+    tables.read_rows(table, ("m",), where=where)
+    assert len(list((tmp_path / "cache" / "kernel tables").iterdir())) == 2
+
+
+def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    assert tables.missing_packages() == ("aiconfigurator_core", "duckdb")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert tables.missing_packages() == ("aiconfigurator-core", "duckdb")
     with pytest.raises(PerfOptError) as caught:
         tables.data_folder()
     assert 'pip install "llm-perf-opt[kernels]"' in str(caught.value.fix)

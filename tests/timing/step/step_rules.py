@@ -54,7 +54,7 @@ def drawn(number: random.Random, models: list[str]) -> Asked:
 
 
 def broken_rules(asked: Asked, number: random.Random) -> Iterator[str]:
-    """What a step of so many sequences, cached tokens and new tokens does that it must not."""
+    """What a step of this many sequences, cached tokens and new tokens does that it must not."""
     table, blocks = _table(asked), blocks_of(asked.model)
     fewer = replace(asked.plan, tp=asked.plan.tp // 2, ep=max(1, asked.plan.ep // 2)) if asked.plan.tp > 1 else None
     slower = None if fewer is None else _table(replace(asked, plan=fewer))
@@ -79,7 +79,7 @@ def broken_rules(asked: Asked, number: random.Random) -> Iterator[str]:
 
 def physics_s(asked: Asked, blocks: EngineBlocks, sequences: int, context: int) -> float:
     """Every weight and cached token read once by some rank; of the experts as few as a token chooses."""
-    weights = sum(_stored(one.weight_format, one.columns, one.depth) * one.layers for one in blocks.products)
+    weights = sum(_stored(one.weight_format, one.columns, one.depth) * one.layers for one in blocks.matmuls)
     for block in blocks.experts:
         each = _stored(block.weight_format, block.matrix_elements_each // block.hidden, block.hidden)
         weights += block.chosen * each * block.layers
@@ -108,7 +108,7 @@ def _table(asked: Asked) -> StepTable:
 
 
 def main(count: int) -> int:
-    """Ask so many; the number of rules that were broken."""
+    """Ask this many; the number of rules that were broken."""
     number, models, broken = random.Random(34), all_models(), 0
     for _ in range(count):
         for rule in broken_rules(drawn(number, models), number):

@@ -9,9 +9,9 @@ import pytest
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.ops.kernel_shape import StateShape
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
-from llm_perf_opt.timing.step.engine_states import EngineStates
+from llm_perf_opt.timing.step.engine_mixers import EngineStates
 from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
-from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer, WorkKind
+from llm_perf_opt.timing.step.engine_time import EngineTimer, RankForward, WorkKind
 from llm_perf_opt.timing.step.step_tables import StepRange, step_table
 from tests.timing.kernels.measured_tables import needs_tables
 from tests.timing.step.test_engine_blocks import blocks_of
@@ -47,7 +47,7 @@ def test_every_layer_with_attention_leaves_none() -> None:
 def test_a_measured_rule_takes_its_row(mixed: EngineBlocks) -> None:
     """On a B200 with 8 heads and 16 sequences SGLang measured 2.1 us for the convolution and 5.8 us for the rule."""
     timer = EngineTimer.of("b200-sxm", "sglang")
-    asked = AskedForward(blocks=mixed, forward=STEP, plan=ParallelPlan(tp=8))
+    asked = RankForward(blocks=mixed, forward=STEP, plan=ParallelPlan(tp=8))
     (time,) = timer.times([asked])
     assert time.by_kind[WorkKind.STATES] == pytest.approx(45 * 7.9e-6, rel=0.02)
     unknown = replace(mixed, states=EngineStates(layers=45, layer_bytes=STATE_BYTES))

@@ -54,11 +54,11 @@ def test_a_forward_is_the_sum_of_its_kernels() -> None:
     from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
     from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
     from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
-    from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer, WorkKind
+    from llm_perf_opt.timing.step.engine_time import EngineTimer, RankForward, WorkKind
     from tests.timing.step.test_engine_blocks import blocks_of
 
     blocks, forward, plan = blocks_of("qwen2-0.5b"), Forward(sequences=8, queries=1, keys=512), ParallelPlan()
-    (time,) = EngineTimer.of("h100-sxm", "vllm").times([AskedForward(blocks=blocks, forward=forward, plan=plan)])
+    (time,) = EngineTimer.of("h100-sxm", "vllm").times([RankForward(blocks=blocks, forward=forward, plan=plan)])
     works = list(forward_kernels(blocks, forward, plan))
     shapes = [(kernel.shape, count) for kernel, count in works if kernel.shape is not None]
     table = kernel_tables("h100-sxm", "vllm").times([shape for shape, _ in shapes]).seconds

@@ -74,17 +74,15 @@ def test_a_prediction_is_the_step_that_a_replay_takes(model: str, plan: dict[str
 
 
 @needs_tables
-def test_a_product_that_no_table_has_is_in_the_step_by_its_roofline() -> None:
+def test_a_matmul_that_no_table_has_is_in_the_step_by_its_roofline() -> None:
     from llm_perf_opt.core.hardware import find_device
     from llm_perf_opt.timing.kernels.times import TimeOrigin
-    from llm_perf_opt.timing.step.engine_time import AskedForward, EngineTimer
+    from llm_perf_opt.timing.step.engine_time import EngineTimer, RankForward
 
     blocks, forward = blocks_of("qwen2-0.5b"), Forward(sequences=4, queries=1, keys=64)
-    wide = replace(blocks, products=tuple(replace(one, weight_format="float32") for one in blocks.products))
-    (time,) = EngineTimer.of("h100-sxm", ENGINE).times(
-        [AskedForward(blocks=wide, forward=forward, plan=ParallelPlan())]
-    )
-    weights = sum(4 * one.columns * one.depth * one.layers for one in wide.products)
+    wide = replace(blocks, matmuls=tuple(replace(one, weight_format="float32") for one in blocks.matmuls))
+    (time,) = EngineTimer.of("h100-sxm", ENGINE).times([RankForward(blocks=wide, forward=forward, plan=ParallelPlan())])
+    weights = sum(4 * one.columns * one.depth * one.layers for one in wide.matmuls)
     assert time.unknown == 0
     assert time.by_origin[TimeOrigin.ROOFLINE] > weights / find_device("h100-sxm").bandwidth_bytes_per_s
 

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from llm_perf_opt.core.callgraph.records import CallColumns, OpColumns, TensorMeta
+from llm_perf_opt.core.callgraph.records import CallColumns, Observation, OpColumns, TensorMeta
 
 ARROW = "->"
 _MAX_ARROWS = 16  # no module name is like that; trying every split of a made-up key must stay cheap
@@ -78,7 +78,7 @@ def _count_tensors(
 def split_edge(edge: str, known: Mapping[str, int]) -> tuple[str, str] | None:
     """Parent and child of an edge key, or None where it cannot be told.
 
-    An arrow may also stand in a module name; then the split is the one whose two sides are both called modules.
+    A module name may contain an arrow too; then the key is split where both sides are modules that were called.
     """
     parent, arrow, child = edge.partition(ARROW)
     if not arrow:
@@ -95,3 +95,11 @@ def split_edge(edge: str, known: Mapping[str, int]) -> tuple[str, str] | None:
             splits.append(sides)
         at = edge.find(ARROW, at + 1)
     return splits[0] if len(splits) == 1 else None
+
+
+def observations(seen: ObservedTensors) -> dict[str, tuple[Observation, ...]]:
+    """The same as records of a call graph."""
+    return {
+        path: tuple(Observation(tensors=tensors, calls=calls) for tensors, calls in by_tensors.items())
+        for path, by_tensors in seen.items()
+    }

@@ -186,7 +186,7 @@ class CallGraphBuilder:
 
     @property
     def current_path(self) -> str | None:
-        """The module whose forward is running, or None outside any."""
+        """The module that is running its forward, or None outside any."""
         return self._calls.current_path
 
     def answer(self, op: str, policy: str, site: str) -> None:

@@ -37,8 +37,8 @@ class StorageLog:
         """A storage that existed before the run. Names that share it may see parts of it: the largest is its size."""
         if size_bytes > _LARGEST:
             raise PerfOptError(
-                f"A {origin} has {size_bytes:,} bytes.",
-                why="no machine can address as many",
+                f"A {origin} would take {size_bytes:,} bytes.",
+                why="no machine can address that much memory",
                 fix="check the sizes in the configuration of the model",
             )
         known_bytes, known_origin = self._weights.get(token, (0, origin))
@@ -192,7 +192,7 @@ class CallLog:
         if not self._open:
             return -1
         parent = self._open[-1]
-        if self._ended_ns:  # a caller whose own end nobody sees lasts at least as long as what it called
+        if self._ended_ns:  # nobody may see a caller's own end: it lasts at least as long as what it called
             self._ended_ns[parent] = max(self._ended_ns[parent], self._ended_ns[call])
         return parent
 

@@ -348,12 +348,12 @@ def _recount_problems(graph: RunCounts) -> Iterator[str]:
     if ops is not None and graph.op_call_counts:
         own = aggregates.count_own_ops(paths, calls, ops)
         yield from _differences("ops add up to op_call_counts", graph.op_call_counts, own)
-    for name, told, counted in (
+    for name, written, counted in (
         ("input_metadata", graph.input_metadata, aggregates.count_inputs(paths, metas, calls)),
         ("output_metadata", graph.output_metadata, aggregates.count_outputs(paths, metas, calls)),
     ):
-        for path in sorted(told.keys() | counted.keys()) if told else ():
-            if _as_counts(told.get(path, ())) != counted.get(path, {}):
+        for path in sorted(written.keys() | counted.keys()) if written else ():
+            if _as_counts(written.get(path, ())) != counted.get(path, {}):
                 yield f"{name}[{path!r}] differs from the tensors of the calls"
 
 
@@ -361,16 +361,16 @@ def _as_counts(observations: tuple[Observation, ...]) -> dict[object, int]:
     return {observation.tensors: observation.calls for observation in observations}
 
 
-def _differences(claim: str, told: Mapping[str, int], counted: Mapping[str, int]) -> Iterator[str]:
-    if told == counted:
+def _differences(claim: str, written: Mapping[str, int], counted: Mapping[str, int]) -> Iterator[str]:
+    if written == counted:
         return
-    for key in sorted(told.keys() | counted.keys()):
-        if told.get(key) != counted.get(key):
-            yield f"{claim}: {key!r} is {told.get(key, 'missing')} in the file, counted {counted.get(key, 'none')}"
+    for key in sorted(written.keys() | counted.keys()):
+        if written.get(key) != counted.get(key):
+            yield f"{claim}: {key!r} is {written.get(key, 'missing')} in the file, counted {counted.get(key, 'none')}"
 
 
 def call_problems(graph: RunDetail) -> Iterator[str]:
-    """Every impossibility in the columns of a graph whose columns fit together."""
+    """Every impossibility in the columns of a graph; the columns must have matching lengths already."""
     if graph.calls is not None:
         walk = _CallWalk(graph.calls, graph.paths)
         impossible = walk.replay(op_count=len(graph.ops.kind) if graph.ops is not None else 0)
@@ -447,7 +447,7 @@ def _clock_problems(calls: CallColumns) -> Iterator[str]:
 
 def _op_call_problems(recorded: array[int], expected: array[int]) -> Iterator[str]:
     if recorded != expected:
-        op = next(op for op, (one, other) in enumerate(zip(recorded, expected, strict=True)) if one != other)
+        op = next(op for op, (given, wanted) in enumerate(zip(recorded, expected, strict=True)) if given != wanted)
         yield f"op {op} is said to run in call {recorded[op]}, the innermost call around it is {expected[op]}"
 
 

@@ -100,7 +100,7 @@ class KindRow(_Object, frozen=True, kw_only=True):
     input_names: Annotated[Texts, Meta(description="Schema name of each input, or empty.")]
     output_aliases: Annotated[
         tuple[Annotated[int, Meta(ge=-1, le=_LARGEST)], ...],
-        Meta(description="Per output the input whose storage it shares, or -1; or empty."),
+        Meta(description="Per output the input that it shares storage with, or -1; or empty."),
     ]
     mutates: bool
     parts: Rows

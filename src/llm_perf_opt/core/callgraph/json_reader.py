@@ -42,7 +42,7 @@ CALLGRAPH_FILE = FileKind(
 _WRITTEN_HERE = b'{"schema_version":'  # how every file of this program begins
 _MAX_PARTS = 10_000  # ops in one composite, all levels together: parts of parts could otherwise multiply without end
 _MAX_PART_LEVELS = 16
-_MOST_ELEMENTS = 2**63  # of a tensor, with those of an empty dimension: torch counts them in 64 bits
+_MOST_ELEMENTS = 2**63  # of a tensor, also one with an empty dimension: torch counts them in 64 bits
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 def read_callgraph(path: Path) -> CallGraph:
     """The graph in the file. One with a seal must be as it was written; any other must agree with itself.
 
-    A file from before there were versions is read too, with the runtime log that lies beside it; its notes say so.
+    A file from before there were versions is read too, with the runtime log in the same folder; its notes say so.
     """
     raw = read_bytes(path, CALLGRAPH_FILE)
     with naming_file(path):
@@ -75,6 +75,19 @@ def from_json_dict(document: Json) -> CallGraph:
     return _sound_graph(_older(raw) or raw)
 
 
+def sealed_callgraph(raw: bytes) -> CallGraph:
+    """The graph in a text that this program wrote; the caller has checked its digest, so it is decoded once."""
+    import msgspec
+
+    from llm_perf_opt.core.callgraph.json_layout import CallGraphFile, column_from_deltas
+
+    try:
+        file = msgspec.json.decode(raw, type=CallGraphFile, dec_hook=column_from_deltas)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CALLGRAPH_FILE.refusal("is not as it is written here", str(error)[:300]) from None
+    return _GraphReader(file).graph()
+
+
 def _sound_graph(raw: bytes) -> CallGraph:
     graph = _GraphReader(_decoded(raw)).graph()
     _refuse(graph.problems())
@@ -82,14 +95,14 @@ def _sound_graph(raw: bytes) -> CallGraph:
 
 
 def _older(raw: bytes, path: Path | None = None) -> bytes | None:
-    """The text in the present form if it is one of before there were versions, with the log beside its file."""
+    """The text in the present form if it is one of before there were versions, with the log next to its file."""
     # Loaded for such files alone: no other command waits for them.
     from llm_perf_opt.core.callgraph.older_files import is_older, present_document
-    from llm_perf_opt.core.callgraph.runtime_log import log_beside
+    from llm_perf_opt.core.callgraph.runtime_log import log_in_folder_of
 
     if not is_older(raw):
         return None
-    return json.dumps(present_document(raw, *([], ()) if path is None else log_beside(path))).encode()
+    return json.dumps(present_document(raw, *([], ()) if path is None else log_in_folder_of(path))).encode()
 
 
 def _decoded(raw: bytes) -> layout.CallGraphFile:
@@ -120,7 +133,7 @@ class _GraphReader:
         self._metas = self._tensors(file.tensor_metas)
 
     def graph(self) -> CallGraph:
-        """The whole graph, whose columns fit together."""
+        """The whole graph, after a check that its columns fit together."""
         file = self._file
         for name in ("workload", "deployment", "runtime"):
             require_safe(getattr(file, name), name, CALLGRAPH_FILE)

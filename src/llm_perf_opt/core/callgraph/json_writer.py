@@ -168,7 +168,7 @@ class _Details:
 
 
 def _columns(table: OpColumns | CallColumns) -> dict[str, Json]:
-    """Every column by its name; those of times are left out where nothing was measured."""
+    """Every column by its name; the columns of times are left out where nothing was measured."""
     columns = ((field.name, getattr(table, field.name)) for field in fields(table))
     return {name: _deltas(column) for name, column in columns if column or not name.endswith("_ns")}
 

@@ -34,11 +34,11 @@ class OlderEdges:
 
     def calls_by_edges(self) -> dict[str, int]:
         """Calls of each module as its edges add up; a module that nothing calls was called at least once."""
-        found: Counter[str] = Counter()
+        calls: Counter[str] = Counter()
         for (parent, child), count in self.pairs.items():
-            found[parent] += 0
-            found[child] += count
-        return {path: count or 1 for path, count in found.items()}
+            calls[parent] += 0
+            calls[child] += count
+        return {path: count or 1 for path, count in calls.items()}
 
     def _rows(self, written: Json) -> Iterator[tuple[str, str, Json]]:
         if isinstance(written, dict):
@@ -77,10 +77,10 @@ class OlderEdges:
 
     def _sides(self, key: str) -> Pair:
         arrow = next((arrow for arrow in _ARROWS if arrow in key), None)
-        found = None if arrow is None else split_edge(key.replace(arrow, ARROW), self._calls)
-        if found is None:
+        sides = None if arrow is None else split_edge(key.replace(arrow, ARROW), self._calls)
+        if sides is None:
             raise self._kind.malformed("edges", '"parent->child"', key)
-        return (found[0].strip(), found[1].strip())
+        return (sides[0].strip(), sides[1].strip())
 
 
 def count_in(value: Json, where: str, kind: FileKind) -> int:
@@ -100,13 +100,13 @@ def _first_of(row: Mapping[str, Json], names: Iterable[str], default: Json) -> J
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedEdges:
-    """Edges whose counts are calls, and what had to be decided for that."""
+    """Edges with their calls, and notes on what had to be decided to get them."""
 
     edges: Mapping[Pair, int]
     notes: tuple[str, ...]
 
 
-def calls_by_edge(calls: Mapping[str, int], told: Mapping[Pair, int]) -> AgreedEdges:
+def calls_by_edge(calls: Mapping[str, int], written: Mapping[Pair, int]) -> AgreedEdges:
     """Edges between called modules that add up to the calls.
 
     A module that is called more often than its edges say was also called from outside. If edges say more than the
@@ -114,8 +114,8 @@ def calls_by_edge(calls: Mapping[str, int], told: Mapping[Pair, int]) -> AgreedE
     taken from them. A module that no edge reaches was called by the nearest called module around its name.
     """
     notes: list[str] = []
-    inside = {pair: count for pair, count in told.items() if pair[0] in calls and pair[1] in calls and count}
-    if strangers := len([pair for pair in told if pair not in inside and told[pair]]):
+    inside = {pair: count for pair, count in written.items() if pair[0] in calls and pair[1] in calls and count}
+    if strangers := len([pair for pair in written if pair not in inside and written[pair]]):
         notes.append(f"Edges of modules that were not called: {strangers}, left out.")
     incoming: Counter[str] = Counter()
     for (_, child), count in inside.items():
@@ -127,7 +127,7 @@ def calls_by_edge(calls: Mapping[str, int], told: Mapping[Pair, int]) -> AgreedE
             "who calls whom is taken from them, how often from call_counts."
         )
         inside = _shared_out(calls, inside, notes)
-    if beyond or not told:
+    if beyond or not written:
         named = _by_name(calls, {child for _, child in inside})
         if named:
             notes.append(f"Callers of {len(named)} modules are taken from their names: no edge leads there.")
@@ -135,19 +135,19 @@ def calls_by_edge(calls: Mapping[str, int], told: Mapping[Pair, int]) -> AgreedE
     return AgreedEdges(edges=inside, notes=tuple(notes))
 
 
-def _shared_out(calls: Mapping[str, int], told: Mapping[Pair, int], notes: list[str]) -> dict[Pair, int]:
+def _shared_out(calls: Mapping[str, int], written: Mapping[Pair, int], notes: list[str]) -> dict[Pair, int]:
     """The calls of each module over its callers, in the ratio of what the edges count; each gets one at least."""
     callers: dict[str, list[str]] = {}
-    for parent, child in told:
+    for parent, child in written:
         callers.setdefault(child, []).append(parent)
     edges: dict[Pair, int] = {}
     shared = 0
     for child, parents in callers.items():
-        left, weight = calls[child], sum(told[parent, child] for parent in parents)
+        left, weight = calls[child], sum(written[parent, child] for parent in parents)
         shared += len(parents) > 1
         for place, parent in enumerate(parents):
             behind = len(parents) - place - 1
-            share = left if not behind else max(1, min(left - behind, calls[child] * told[parent, child] // weight))
+            share = left if not behind else max(1, min(left - behind, calls[child] * written[parent, child] // weight))
             if share > 0:
                 edges[parent, child] = share
                 left -= share
@@ -182,9 +182,9 @@ class Observed:
     """What was met while reading, for the notes of the graph."""
 
     no_tensors: int = 0  # values that are no tensors
-    unread: int = 0  # modules whose observations make no sense
+    unread: int = 0  # modules with observations that make no sense
     some_calls: int = 0  # modules of which not every call was observed
-    divided: int = 0  # modules whose every call was observed several times
+    divided: int = 0  # modules with several observations of each call
 
     def notes(self) -> Iterator[str]:
         """One sentence for each that is not zero."""
@@ -198,22 +198,22 @@ class Observed:
             yield f"Observations that do not fit the calls: {self.unread} inputs or outputs of modules, left out."
 
 
-def observed(written: Sequence[Json], calls: int, told: Observed) -> list[Json]:
+def observed(written: Sequence[Json], calls: int, tally: Observed) -> list[Json]:
     """The distinct observations of one module in the present form, which cover at most its `calls`."""
     counts: Counter[tuple[Tensor, ...]] = Counter()
     for value in written:
-        for tensors, count in _observations(value, told):
+        for tensors, count in _observations(value, tally):
             counts[tensors] += count
     covered = counts.total()
     if covered > calls:
         times = covered // calls
         if covered % calls or any(count % times for count in counts.values()):
-            told.unread += 1
+            tally.unread += 1
             return []
-        told.divided += 1
+        tally.divided += 1
         counts = Counter({tensors: count // times for tensors, count in counts.items()})
     elif 0 < covered < calls:
-        told.some_calls += 1
+        tally.some_calls += 1
     return [
         {
             "tensors": [{"shape": list(shape), "dtype": dtype, "device": device} for shape, dtype, device in tensors],
@@ -223,13 +223,13 @@ def observed(written: Sequence[Json], calls: int, told: Observed) -> list[Json]:
     ]
 
 
-def _observations(value: Json, told: Observed) -> Iterator[tuple[tuple[Tensor, ...], int]]:
+def _observations(value: Json, tally: Observed) -> Iterator[tuple[tuple[Tensor, ...], int]]:
     """One observation, or a list of them; a list of tensors or of shapes is one observation."""
     if isinstance(value, list) and any(_is_observation(item) for item in value):
         for item in value:
-            yield _observation(item, told)
+            yield _observation(item, tally)
     else:
-        yield _observation(value, told)
+        yield _observation(value, tally)
 
 
 def _is_observation(value: Json) -> bool:
@@ -238,13 +238,13 @@ def _is_observation(value: Json) -> bool:
     return isinstance(value, list) and not _is_shape(value)
 
 
-def _observation(value: Json, told: Observed) -> tuple[tuple[Tensor, ...], int]:
+def _observation(value: Json, tally: Observed) -> tuple[tuple[Tensor, ...], int]:
     count: Json = next((value[name] for name in _CALLS if name in value), 1) if isinstance(value, dict) else 1
     is_count = type(count) is int and 0 < count <= _LARGEST
-    return tuple(_tensors(value, told, 0)), count if is_count else 1
+    return tuple(_tensors(value, tally, 0)), count if is_count else 1
 
 
-def _tensors(value: Json, told: Observed, depth: int) -> Iterator[Tensor]:
+def _tensors(value: Json, tally: Observed, depth: int) -> Iterator[Tensor]:
     """Every tensor in there, in order, however it is nested."""
     if isinstance(value, dict) and (shape := _shape_of(value.get("shape"))) is not None:
         yield shape, _name(value.get("dtype")), _name(value.get("device"))
@@ -253,11 +253,11 @@ def _tensors(value: Json, told: Observed, depth: int) -> Iterator[Tensor]:
     elif depth < _MAX_DEPTH and isinstance(value, (dict, list)):
         inside = list(_inside(value)) if isinstance(value, dict) else value
         if isinstance(value, dict) and not inside:
-            told.no_tensors += 1
+            tally.no_tensors += 1
         for item in inside:
-            yield from _tensors(item, told, depth + 1)
+            yield from _tensors(item, tally, depth + 1)
     elif value is not None:
-        told.no_tensors += 1
+        tally.no_tensors += 1
 
 
 def _inside(value: Mapping[str, Json]) -> Iterator[Json]:

@@ -68,19 +68,19 @@ def _keys_with_nan(raw: bytes) -> Collection[str]:
     return document.keys() if isinstance(document, dict) else ()
 
 
-def present_document(raw: bytes, beside: Iterable[Mapping[str, Json]] = (), notes: Iterable[str] = ()) -> Json:
-    """The document as this version would write it; `beside` are runtime events from a file of their own."""
+def present_document(raw: bytes, logged: Iterable[Mapping[str, Json]] = (), notes: Iterable[str] = ()) -> Json:
+    """The document as this version would write it; `logged` are runtime events from a file of their own."""
     if len(raw) > OLDER_FILE.max_bytes:
         raise OLDER_FILE.refusal("is too large", f"it has more than {OLDER_FILE.max_bytes:,} bytes")
-    return _Older(parse_foreign_json(raw, OLDER_FILE), tuple(beside), tuple(notes)).document()
+    return _Older(parse_foreign_json(raw, OLDER_FILE), tuple(logged), tuple(notes)).document()
 
 
 class _Older:
     """One older document, read key by key; `_notes` grow with what had to be decided."""
 
-    def __init__(self, document: Json, beside: tuple[Mapping[str, Json], ...], notes: tuple[str, ...]) -> None:
+    def __init__(self, document: Json, logged: tuple[Mapping[str, Json], ...], notes: tuple[str, ...]) -> None:
         self._document = document
-        self._beside = beside
+        self._logged = logged
         self._notes = [f"Read from a call-graph file without schema_version ({self._dialect()}).", *notes]
 
     def document(self) -> Json:
@@ -113,27 +113,27 @@ class _Older:
     # ---- what was called, and by whom
 
     def _calls(self) -> dict[str, int]:
-        found: Counter[str] = Counter()
+        calls: Counter[str] = Counter()
         for path, count in _object(self._document.get("call_counts", {}), "call_counts").items():
-            found[clean(path)] += count_in(count, f"call_counts[{path[:80]!r}]", OLDER_FILE)
-        return {path: count for path, count in found.items() if count}
+            calls[clean(path)] += count_in(count, f"call_counts[{path[:80]!r}]", OLDER_FILE)
+        return {path: count for path, count in calls.items() if count}
 
     def _counted(self, calls: dict[str, int], edges: OlderEdges, events: list[Event]) -> dict[str, Json]:
         """Calls, edges and roots that agree with each other, and the events where they agree too."""
-        told = edges.pairs
+        written = edges.pairs
         if events and not is_sound(events):
             self._notes.append("Its events do not nest, and are left out.")
             events = []
         if events and not calls:
             calls = dict(Counter(event.path for event in events if event.is_enter))
-        if events and not told:
-            told = Counter(_pairs(events))
+        if events and not written:
+            written = Counter(_pairs(events))
         if not calls:
             calls = edges.calls_by_edges()
             self._notes.append(
-                "It has no call_counts: calls are those of the edges, and a module that nothing calls counts once."
+                "It has no call_counts: calls are taken from the edges, and a module that nothing calls counts once."
             )
-        agreed = calls_by_edge(calls, told)
+        agreed = calls_by_edge(calls, written)
         self._notes += agreed.notes
         if events and not _events_agree(events, calls, agreed.edges):
             self._notes.append("Its events show other calls than its counts, and are left out.")
@@ -150,13 +150,13 @@ class _Older:
         }
 
     def _own_ops(self, calls: Mapping[str, int]) -> dict[str, int]:
-        found: Counter[str] = Counter()
+        ops: Counter[str] = Counter()
         for path, count in _object(self._document.get("op_call_counts", {}), "op_call_counts").items():
-            found[clean(path)] += count_in(count, f"op_call_counts[{path[:80]!r}]", OLDER_FILE)
-        outside = [path for path in found if path not in calls]
+            ops[clean(path)] += count_in(count, f"op_call_counts[{path[:80]!r}]", OLDER_FILE)
+        outside = [path for path in ops if path not in calls]
         if outside:
             self._notes.append(f"Ops of {len(outside)} modules that were not called are left out.")
-        return {path: count for path, count in found.items() if path in calls}
+        return {path: count for path, count in ops.items() if path in calls}
 
     # ---- what there is
 
@@ -181,33 +181,33 @@ class _Older:
         return types
 
     def _params(self, types: Mapping[str, str]) -> dict[str, Json]:
-        found: dict[str, Json] = {}
+        params_of_path: dict[str, Json] = {}
         for path, params in _object(self._document.get("constructor_params", {}), "constructor_params").items():
             if isinstance(params, dict) and (clean(path) in types or not types):
                 try:
-                    found[clean(path)] = json_safe(params)
+                    params_of_path[clean(path)] = json_safe(params)
                 except ValueError as error:
                     raise OLDER_FILE.malformed(f"constructor_params[{path[:80]!r}]", str(error), params) from None
-        return found
+        return params_of_path
 
     # ---- tensors and the model's loops
 
     def _tensors(self, calls: Mapping[str, int]) -> dict[str, Json]:
         """Input and output observations, each module's with at most as many calls as it had."""
-        told = Observed()
+        tally = Observed()
         metadata: dict[str, Json] = {}
         for key in ("input_metadata", "output_metadata"):
             by_path: dict[str, list[Json]] = {}
             for path, value in _object(self._document.get(key, {}), key).items():
                 by_path.setdefault(clean(path), []).append(value)
-            seen = {path: observed(values, calls[path], told) for path, values in by_path.items() if path in calls}
+            seen = {path: observed(values, calls[path], tally) for path, values in by_path.items() if path in calls}
             metadata[key] = {path: rows for path, rows in seen.items() if rows}
-        self._notes += told.notes()
+        self._notes += tally.notes()
         return metadata
 
     def _runtime(self) -> dict[str, Json]:
         facts: dict[str, Json] = {}
-        events = [*self._beside, *runtime_events_in(self._document.get("events", []))]
+        events = [*self._logged, *runtime_events_in(self._document.get("events", []))]
         for key in _RUNTIME:
             value = self._document.get(key)
             if isinstance(value, dict) and not isinstance(value.get("events"), list):
@@ -336,10 +336,10 @@ class Event(NamedTuple):
 
 
 def events_in(written: Json, kind: FileKind) -> list[Event]:
-    """Enter and exit events in their order, or in that of `index` where all have one; other events are left out."""
+    """Enter and exit events in their order, or by `index` where all have one; other events are left out."""
     if not isinstance(written, list):
         raise kind.malformed("events", "a list", written)
-    found: list[tuple[Json, Event]] = []
+    numbered: list[tuple[Json, Event]] = []
     for position, row in enumerate(written):
         verb, path, index = _parts(row)
         if verb not in _ENTER | _EXIT:
@@ -348,10 +348,10 @@ def events_in(written: Json, kind: FileKind) -> list[Event]:
             continue
         if not isinstance(path, str):
             raise kind.malformed(f"events[{position}]", "the path of a module", row)
-        found.append((index, Event(verb in _ENTER, path)))
-    if len({index for index, _ in found if type(index) is int}) == len(found):
-        found.sort(key=lambda pair: pair[0])
-    return [event for _, event in found]
+        numbered.append((index, Event(verb in _ENTER, path)))
+    if len({index for index, _ in numbered if type(index) is int}) == len(numbered):
+        numbered.sort(key=lambda pair: pair[0])
+    return [event for _, event in numbered]
 
 
 def runtime_events_in(written: Json) -> list[Mapping[str, Json]]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
 from functools import wraps
+from inspect import signature
 from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,6 +21,53 @@ from llm_perf_opt.core.errors import PerfOptError
 
 _NUMBERED = re.compile(r"(?P<prefix>(?:.*_)?)\d+")  # `7` and `expert_7`; the digits of `fc1` are part of a name
 _SHORTEST_RUN = 3  # in a list with gaps, fewer than this in a row are written one by one
+
+
+# What is found out once for a trace while several questions are asked of it, and forgotten after the last.
+#
+# The anatomy of a trace, its necessary work and its memory hold for every device. Inside `shared_work` they are
+# computed once; outside of it nothing is kept, so that no trace outlives those who use it.
+
+_Asked = ParamSpec("_Asked")
+_Found = TypeVar("_Found")
+_KEPT: ContextVar[dict[Hashable, tuple[Any, Any]] | None] = ContextVar("kept of traces", default=None)
+
+
+@contextmanager
+def shared_work() -> Iterator[None]:
+    """Keep what functions marked `found_once` return; a scope inside another one shares its results."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def found_once(function: Callable[_Asked, _Found]) -> Callable[_Asked, _Found]:
+    """The function, called once for each trace inside `shared_work`. Nobody changes what it returns.
+
+    Its first argument is a trace or the phases of one, and is known by identity; the others are hashable.
+    """
+    asked = signature(function)
+
+    @wraps(function)
+    def once(*args: _Asked.args, **options: _Asked.kwargs) -> _Found:
+        answers = _KEPT.get()
+        if answers is None:
+            return function(*args, **options)
+        given = asked.bind(*args, **options)
+        given.apply_defaults()  # what is told and what is left to the default are one question
+        first, *others = given.arguments.values()
+        key = (function, id(first), *others)
+        if key not in answers:
+            answers[key] = first, function(*args, **options)  # the argument too, so that its identity stays its own
+        answer: _Found = answers[key][1]
+        return answer
+
+    return once
 
 
 def label_of(paths: Sequence[str], most_runs: int | None = None) -> str:
@@ -96,8 +144,8 @@ def ops_of(graph: CallGraph) -> OpColumns:
 def _without(what: str) -> PerfOptError:
     return PerfOptError(
         f"The trace holds no {what}.",
-        why="it was made by a tracer that does not see them, or only its totals were kept",
-        fix="trace again with the weightless tracer; graph and compare need no more than totals",
+        why="its tracer does not record them, or only totals were saved",
+        fix="trace again with the weightless tracer; only graph and compare can work with totals alone",
     )
 
 
@@ -153,6 +201,7 @@ def stage_names(graph: CallGraph) -> tuple[str, ...]:
     return (*(name for name in names if name != graph.phase), graph.phase)
 
 
+@found_once
 def stage_of_calls(graph: CallGraph) -> array[int]:
     """Per call, an index into `stage_names`.
 
@@ -179,6 +228,7 @@ def deepest_claim(path: str, claims: Mapping[str, T]) -> T | None:
     return claims[path]
 
 
+@found_once
 def stage_of_ops(graph: CallGraph) -> array[int]:
     """Per op, an index into `stage_names`; ops outside any module belong to the phase."""
     names = stage_names(graph)
@@ -196,6 +246,7 @@ def count_kinds_by_stage(graph: CallGraph) -> dict[str, dict[OpKind, int]]:
     return by_stage
 
 
+@found_once
 def tensor_offsets(graph: CallGraph) -> tuple[array[int], array[int]]:
     """Where each op's entries begin in `input_storages` and `output_storages`, with one more entry: where they end."""
     kinds = ops_of(graph).kind
@@ -219,50 +270,6 @@ def events_of(graph: CallGraph) -> tuple[tuple[str, str], ...]:
         stack.append(call)
     events.extend(("exit", graph.paths[calls.path[call]]) for call in reversed(stack))
     return tuple(events)
-
-
-# What is found out once for a trace while several questions are asked of it, and forgotten after the last.
-#
-# The anatomy of a trace, its necessary work and its memory hold for every device. Inside `shared_work` they are
-# computed once; outside of it nothing is kept, so that no trace outlives those who use it.
-
-_Asked = ParamSpec("_Asked")
-_Found = TypeVar("_Found")
-_KEPT: ContextVar[dict[Hashable, tuple[Any, Any]] | None] = ContextVar("kept of traces", default=None)
-
-
-@contextmanager
-def shared_work() -> Iterator[None]:
-    """Keep what functions marked `found_once` return; a scope inside another one shares its results."""
-    if _KEPT.get() is not None:
-        yield
-        return
-    token = _KEPT.set({})
-    try:
-        yield
-    finally:
-        _KEPT.reset(token)
-
-
-def found_once(function: Callable[_Asked, _Found]) -> Callable[_Asked, _Found]:
-    """The function, called once for each trace inside `shared_work`. Nobody changes what it returns.
-
-    Its first argument is a trace or the phases of one, and is known by identity; the others are hashable.
-    """
-
-    @wraps(function)
-    def once(*args: _Asked.args, **options: _Asked.kwargs) -> _Found:
-        kept = _KEPT.get()
-        if kept is None:
-            return function(*args, **options)
-        first, *others = args
-        key = (function, id(first), *others, *sorted(options.items()))
-        if key not in kept:
-            kept[key] = first, function(*args, **options)  # the argument too, so that its identity stays its own
-        found: _Found = kept[key][1]
-        return found
-
-    return once
 
 
 # Which parameters are matrices that a quantised checkpoint may convert, and what each of them does in the model.

@@ -40,7 +40,7 @@ class OpKind:
     outputs: tuple[TensorMeta, ...]
     arguments: Mapping[str, Json] = field(default_factory=dict)  # the others by schema name, defaults left out
     input_names: tuple[str, ...] = ()  # schema name of each input: which of them is `bias`, `weight`, `attn_mask`
-    output_aliases: tuple[int, ...] = ()  # per output: the input whose storage it shares, or -1 for fresh memory
+    output_aliases: tuple[int, ...] = ()  # per output: the input that it shares storage with, or -1 for fresh memory
     mutates: bool = False  # writes into one of its inputs
     parts: tuple[OpKind, ...] = ()  # the primitive ops a composite one runs; empty when it is primitive or unknown
 
@@ -89,7 +89,7 @@ class StorageColumns:
     """Every block of memory; row i is storage i. It is live from `born_op` up to, not including, `freed_op`.
 
     Storages that existed before the run have `born_op` 0 and an origin other than `activation`; those that outlive it
-    have `freed_op` equal to the number of ops. `scratch` is what a composite op holds beside its result while it runs.
+    have `freed_op` equal to the number of ops. `scratch` is what a composite op holds next to its result while it runs.
     """
 
     bytes: array[int]

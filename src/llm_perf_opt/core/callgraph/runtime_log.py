@@ -1,4 +1,4 @@
-"""What the loops of a model did, as a list of events in a file of its own beside the call graph.
+"""What the loops of a model did, as a list of events in a file of its own next to the call graph.
 
 The call graph holds the same facts under `runtime`. Scripts that keep them apart write `{"events": [...]}` with the
 kinds `vision_inputs` (images and their crops), `llm_stack` (layers of the decoder) and `decode_steps`.
@@ -26,10 +26,24 @@ _LARGEST = 2**31
 
 def runtime_events(graph: CallGraph) -> list[dict[str, Json]]:
     """One event per image with its crops, one for the decoder and one for its steps, as far as the graph knows them."""
-    facts = graph.runtime
     stage, paths = next(iter(graph.stages), ("", ()))
     where = {"stage": stage, "module": paths[0]} if paths else {}
+    return events_of_facts(graph.runtime, where, _stack_of(graph))
+
+
+def _stack_of(graph: CallGraph) -> str | None:
+    """The list that holds the decoder's layers: as long as it is deep, and no part of another stage."""
+    depth = graph.runtime.get("decoder_depth")
+    claimed = tuple(f"{path}." for _, paths in graph.stages for path in paths)
+    stacks = (path for path, children in graph.module_children.items() if path and len(children) == depth)
+    return next((path for path in stacks if not f"{path}.".startswith(claimed)), None)
+
+
+def events_of_facts(facts: Mapping[str, Json], where: Mapping[str, Json], stack: str | None) -> list[dict[str, Json]]:
+    """The same of facts alone: `where` says which module looks at images, `stack` which one holds the layers."""
     events: list[dict[str, Json]] = []
+    if grids := facts.get("images_spatial_crop"):
+        where = {**where, "images_spatial_crop": grids}
     crops, images = facts.get("crops_per_image"), facts.get("images")
     if isinstance(crops, list):
         events += [
@@ -39,17 +53,23 @@ def runtime_events(graph: CallGraph) -> list[dict[str, Json]]:
     elif _is_count(images):
         events.append({"kind": "vision_inputs", **where, "num_images": images})
     if _is_count(depth := facts.get("decoder_depth")):
-        events.append({"kind": "llm_stack", "num_layers": depth})
+        module = {} if stack is None else {"module": stack}
+        events.append({"kind": "llm_stack", **module, "num_layers": depth})
     if _is_count(steps := facts.get("decode_steps")) and steps:
         events.append({"kind": "decode_steps", "num_steps": steps})
     return events
 
 
 def write_runtime_log(graph: CallGraph, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write `runtime_events` as a file of their own, which is found again beside an older call graph."""
+    """Write `runtime_events` as a file of their own; an older call graph in the same folder is read with it."""
+    return write_runtime_events(runtime_events(graph), path, overwrite=overwrite)
+
+
+def write_runtime_events(events: list[dict[str, Json]], path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write events as `read_runtime_log` reads them."""
     file = Path(path)
     require_free([file], force=overwrite)
-    write_whole(file, [json.dumps({"events": runtime_events(graph)}, indent=2).encode()])
+    write_whole(file, [json.dumps({"events": events}, indent=2).encode()])
     return file
 
 
@@ -62,7 +82,7 @@ def read_runtime_log(path: str | Path) -> list[Mapping[str, Json]]:
     return [event for event in events if isinstance(event, dict)]
 
 
-def log_beside(graph_file: Path) -> tuple[list[Mapping[str, Json]], tuple[str, ...]]:
+def log_in_folder_of(graph_file: Path) -> tuple[list[Mapping[str, Json]], tuple[str, ...]]:
     """The events of the one runtime log in the folder of a call graph, and a note on where they come from."""
     logs = sorted(graph_file.parent.glob(_PATTERN))
     if len(logs) != 1 or logs[0] == graph_file:
@@ -71,7 +91,7 @@ def log_beside(graph_file: Path) -> tuple[list[Mapping[str, Json]], tuple[str, .
         events = read_runtime_log(logs[0])
     except PerfOptError as error:
         return [], (f"{logs[0].name} is left out: {error.why}.",)
-    return events, (f"Runtime facts are those of {logs[0].name}.",)
+    return events, (f"Runtime facts are read from {logs[0].name}.",)
 
 
 def runtime_facts(events: Iterable[Mapping[str, Json]]) -> dict[str, Json]:
@@ -102,13 +122,14 @@ def _note_images(event: Mapping[str, Json], facts: dict[str, Json], crops: dict[
     if isinstance(grids, list) and grids and all(map(_is_grid, grids)):
         facts.setdefault("images", len(grids))
         facts.setdefault("crops_per_image", [_crops(columns, rows) for columns, rows in grids])
+        facts.setdefault("images_spatial_crop", grids)
     elif _is_count(index) and _is_count(listed):
         crops.setdefault(index, listed)
     elif isinstance(listed, list) and all(map(_is_count, listed)):
         facts.setdefault("crops_per_image", listed)
     elif images == 1 and (_is_count(listed) or _is_count(total)):
         count = listed if _is_count(listed) else total
-        # A product of columns and rows: a page that is not cut is one of 1 x 1.
+        # Columns times rows: a page that is not cut is a grid of 1 x 1.
         facts.setdefault("crops_per_image", [0 if count == total == 1 else count])
 
 

@@ -8,6 +8,7 @@ from llm_perf_opt.core.hardware.device import (
     find_device,
     load_devices,
     read_devices,
+    reported_elsewhere,
 )
 from llm_perf_opt.core.hardware.links import Link, LinkTable, Node, load_links
 
@@ -23,4 +24,5 @@ __all__ = [
     "load_devices",
     "load_links",
     "read_devices",
+    "reported_elsewhere",
 ]

@@ -53,7 +53,7 @@ class RateTable:
     """Times of one family of work in one dtype.
 
     `ticks` are the sizes along each of `axes`, ascending. `growth` is the power with which the work grows along each: 1
-    for rows of a product, 2 for tokens that attend to each other, 0 for an axis that only shapes the work. `times`
+    for rows of a matmul, 2 for tokens that attend to each other, 0 for an axis that only shapes the work. `times`
     holds one entry per combination, the last axis running fastest.
     """
 
@@ -81,7 +81,7 @@ class RateTable:
 class Calibration:
     """One machine under one set of libraries, with a fixed number of threads.
 
-    `fresh_byte` is the time to touch one byte of memory that the system has just handed out, beyond that of writing it;
+    `fresh_byte` is the extra time to touch one byte of memory that the system has just handed out, beyond writing it;
     None where memory is always kept, as CUDA's caching allocator does.
     """
 
@@ -127,7 +127,7 @@ def read_calibration(path: Path) -> Calibration:
     return read_json(path, Calibration, CALIBRATION_FILE)
 
 
-_PRODUCTS = ("product", "wide_product", "narrow_product", "batched_product")
+_MATMULS = ("matmul", "wide_matmul", "narrow_matmul", "batched_matmul")
 _BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -138,7 +138,7 @@ def measured_device(calibration: Calibration) -> Device:
     if not rates or bandwidth is None:
         raise PerfOptError(
             "The calibration has no matrix rate or no bandwidth.",
-            why="its tables of products or copies are missing",
+            why="its tables of matmuls or copies are missing",
             fix="measure again: llm-perf-opt devices calibrate",
         )
     device = Device(
@@ -176,10 +176,10 @@ def device_id(calibration: Calibration) -> str:
 
 
 def best_rates(calibration: Calibration) -> dict[str, float]:
-    """By dtype, the most FLOP/s that any measured product reached."""
+    """By dtype, the most FLOP/s that any measured matmul reached."""
     best: dict[str, float] = {}
     for table in calibration.tables:
-        if table.family in _PRODUCTS and table.dtype in PEAKS_OF_DTYPE:
+        if table.family in _MATMULS and table.dtype in PEAKS_OF_DTYPE:
             rate = max(2 * math.prod(sizes.values()) / time.median_s for sizes, time in points(table))
             best[table.dtype] = max(rate, best.get(table.dtype, 0.0))
     return best
@@ -193,7 +193,7 @@ def largest_bandwidth(calibration: Calibration) -> float | None:
         if table.family == "copy" and table.axes == ("elements",):
             *_, (sizes, time) = points(table)
             problems.append(2 * sizes["elements"] * size / time.median_s)
-        elif table.family == "wide_product" and {"rows", "columns", "depth"} <= set(table.axes):
+        elif table.family == "wide_matmul" and {"rows", "columns", "depth"} <= set(table.axes):
             problems += [
                 sizes["columns"] * sizes["depth"] * size / time.median_s
                 for sizes, time in points(table)

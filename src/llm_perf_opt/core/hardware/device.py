@@ -39,9 +39,9 @@ class Device:
     `peak_flops_per_s` holds dense rates, without structured sparsity, by the names of `PEAK_NAMES`; `fp32` is the rate
     of the vector units. Consumer GeForce cards multiply 16-bit types at half their advertised rate when they accumulate
     in float32, which is what PyTorch requests: `bf16` and `fp16` are that rate, `fp16_acc16` the advertised one.
-    `achieved_flops_per_s` is the best rate measured by anyone for a plain matrix product: no real kernel does better.
-    `sources` are those of the device: which of them a figure was read in is not kept. `unverified` names the figures,
-    as the file spells them, that were derived or filled in and read in none of them.
+    `achieved_flops_per_s` is the best rate measured by anyone for a plain matmul: no real kernel does better.
+    `sources` belong to the device: the file does not say which figure comes from which source. `unverified` names the
+    figures, as the file spells them, that were derived or filled in and read in none of them.
     """
 
     id: str
@@ -381,9 +381,9 @@ class DeviceTable:
 
     def _by_short_form(self, name: str) -> Device:
         words, ids = _words(name), {device.id: _words(device.id) for device in self.devices.values()}
-        whole = [name for name, parts in ids.items() if words and set(words) <= set(parts)]
+        with_all_words = [name for name, parts in ids.items() if words and set(words) <= set(parts)]
         begun = [name for name, parts in ids.items() if words and all(_begins(word, parts) for word in words)]
-        matching = whole or begun
+        matching = with_all_words or begun
         if len(matching) > 1:
             raise UsageError(
                 f"{name!r} may mean more than one device.",
@@ -401,9 +401,9 @@ class DeviceTable:
     def _unknown(self, name: str) -> UsageError:
         near = self._nearest(name)
         return UsageError(
-            f"No device is known as {name!r}.",
-            why="a device is found by its id, by words of an id, or by the name that its driver reports"
-            + (f"; near are: {', '.join(near)}" if near else ""),
+            f"There is no device named {name!r}.",
+            why="a device is named by its id, by words of its id, or by the name that its driver reports"
+            + (f"; similar names are: {', '.join(near)}" if near else ""),
             fix="give an id from `llm-perf-opt devices list`, or describe the device in a file for --devices: "
             f"`llm-perf-opt devices template {_as_id(name)}` prints the form",
         )
@@ -424,15 +424,30 @@ def find_device(name: str, devices_file: Path | None = None) -> Device:
     return load_devices(devices_file).find(name)
 
 
+def reported_elsewhere(device: Device, reported: str | None) -> Device | None:
+    """The device that a driver's name means, where it is another one than `device`; None: the same, or nobody knows.
+
+    A device of the user's own file may describe any machine.
+    """
+    shipped = load_devices()
+    if reported is None or device.id not in shipped.devices:
+        return None
+    try:
+        found = shipped.find(reported)
+    except UsageError:
+        return None
+    return None if found.id == device.id else found
+
+
 def load_devices(devices_file: Path | None = None) -> DeviceTable:
-    """The package's devices and those of the user's file, which replaces the ones whose id it repeats."""
+    """The package's devices and the user's; a device of the user's file replaces the package's with the same id."""
     known = _package_devices()
     if devices_file is None:
         return DeviceTable(devices=known)
     given = read_devices(read_bytes(devices_file, DEVICE_FILE), str(devices_file))
     claimed = {_plain(name) for device in given.values() for name in device.reported_names}
-    kept = {identifier: _without_names(device, claimed) for identifier, device in known.items()}
-    return DeviceTable(devices={**kept, **given})
+    packaged = {identifier: _without_names(device, claimed) for identifier, device in known.items()}
+    return DeviceTable(devices={**packaged, **given})
 
 
 @cache

@@ -65,7 +65,7 @@ class Link:
     notes: str | None = None
 
     def reach_bytes_per_s(self, peers: int) -> int:
-        """What one GPU can send to so many others directly."""
+        """What one GPU can send to this many others directly."""
         return (
             self.bytes_per_s if self.peer_bytes_per_s is None else min(self.bytes_per_s, peers * self.peer_bytes_per_s)
         )
@@ -103,13 +103,13 @@ class LinkTable:
                 return link
         near = difflib.get_close_matches(wanted, self.links, n=3, cutoff=0.4)
         raise UsageError(
-            f"No link is known as {name[:80]!r}.",
-            why=f"near are: {', '.join(near)}" if near else f"known are: {', '.join(self.links)}",
+            f"There is no link named {name[:80]!r}.",
+            why=f"similar names are: {', '.join(near)}" if near else f"the links are: {', '.join(self.links)}",
             fix="give one of them, or describe the link as [links.<id>] in a file for --devices",
         )
 
 
-# Links and nodes as TOML: tables `[links.<id>]` and `[nodes.<device>]`, beside the devices or in a file of their own.
+# Links and nodes as TOML: tables `[links.<id>]` and `[nodes.<device>]`, in the file of devices or in one of their own.
 #
 # Like a table of devices it speaks in the units of data sheets, and is read with every mistake named.
 
@@ -156,7 +156,7 @@ _ALL = "all"  # in place of devices: every one that is known
 
 
 def load_links(devices_file: Path | None = None) -> LinkTable:
-    """The package's links and nodes, and those of the user's file, which replaces the ones whose id it repeats."""
+    """The package's links and nodes, and the user's; one of the user's file replaces the package's with the same id."""
     known = _package_links()
     if devices_file is None:
         return known
@@ -170,7 +170,7 @@ def _package_links() -> LinkTable:
 
 
 def read_links(text: str | bytes, origin: str, known: LinkTable) -> LinkTable:
-    """The known links and nodes with those of a TOML text; `origin` names the file in errors."""
+    """The known links and nodes, and the ones in a TOML text; `origin` names the file in errors."""
     with naming_file(origin):
         document = parse_toml(text.encode() if isinstance(text, str) else text, DEVICE_FILE)
         chosen = {key: value for key, value in document.items() if key in TABLES}
@@ -272,7 +272,7 @@ class Cluster:
     per_node: int = 1
     inside: Link | None = None
     between: Link | None = None
-    via: str | None = None  # the id of `between` where it is another than that of the device's nodes
+    via: str | None = None  # the id of `between` where it is not the link that the device's nodes have
 
     @property
     def count(self) -> int:
@@ -339,8 +339,8 @@ def _sizes(count: int, each: str | None, device: Device, node: Node | None) -> t
     if count % node.gpus:
         below = count // node.gpus * node.gpus
         raise UsageError(
-            f"{count:,} GPUs are no whole number of nodes.",
-            why=f"a node of {device.id} holds {node.gpus}, and which node would hold fewer is not said",
+            f"{count:,} GPUs do not fill whole nodes.",
+            why=f"a node of {device.id} holds {node.gpus}, and nothing says which node would hold fewer",
             fix=f"write {below}x or {below + node.gpus}x {device.id}, or equal parts of nodes such as 2x{count // 2}"
             if count % 2 == 0 and count // 2 <= node.gpus
             else f"write {below}x or {below + node.gpus}x {device.id}",

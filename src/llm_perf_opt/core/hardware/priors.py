@@ -48,14 +48,14 @@ class EfficiencyPriors:
 
     def named(self) -> tuple[tuple[str, Prior], ...]:
         """Every band with its name in the file, entries of a list with the size at which they begin."""
-        found: list[tuple[str, Prior]] = []
+        priors: list[tuple[str, Prior]] = []
         for name in self.__slots__:
             value = getattr(self, name)
             if isinstance(value, Prior):
-                found.append((name, value))
+                priors.append((name, value))
             else:
-                found += [(f"{name} from {prior.at_least:,}", prior) for prior in value]
-        return tuple(found)
+                priors += [(f"{name} from {prior.at_least:,}", prior) for prior in value]
+        return tuple(priors)
 
 
 def applying(bands: tuple[Prior, ...], size: int) -> Prior:
@@ -95,7 +95,7 @@ class LinkPriors:
     network_fraction: tuple[Prior, ...]
 
     def fraction(self, kind: LinkKind, ranks: int) -> Prior:
-        """The share of a link that a group of so many ranks reaches."""
+        """The share of a link that a group of this many ranks reaches."""
         by_kind = {
             LinkKind.NVLINK: self.nvlink_fraction,
             LinkKind.CHIP_TO_CHIP: self.nvlink_fraction,
@@ -138,8 +138,8 @@ class VectorRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductRate:
-    """Products that no table lists: `unaligned` ones, stacks of tiny ones, and by `shares` of the peak all others.
+class MatmulRate:
+    """Matmuls that no table lists: `unaligned` ones, stacks of tiny ones, and by `shares` of the peak all others.
 
     `table_gap_us` is what one launched alone takes beyond its time in a table, `one_row_gap_us` likewise for a vector
     times a matrix; None: there are no tables. `release_spread` is how far another release of the library may lie off.
@@ -172,7 +172,7 @@ class EagerRates:
     device: str
     spread: EagerBand
     scaled_spread: EagerBand
-    product: ProductRate
+    matmul: MatmulRate
     attention: AttentionRate
     vector: Mapping[str, VectorRate] = field(default_factory=dict)  # by pattern of access
 
@@ -213,7 +213,7 @@ def _issue(device: Device) -> float | None:
 
 
 def on_curve(curve: Curve, size: float) -> float:
-    """The share at a size: log-linear between two points, and that of the last one beyond."""
+    """The share at a size: log-linear between two points, and constant beyond the last one."""
     if size <= curve[0][0]:
         return curve[0][1]
     for (low, first), (high, second) in pairwise(curve):

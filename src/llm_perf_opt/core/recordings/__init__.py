@@ -26,8 +26,8 @@ _GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
 _PIECE = 2**22
 
 
-def read_recording(path: Path) -> Recording:
-    """What a GPU ran, from a file of torch.profiler or Nsight Systems."""
+def read_recording(path: Path, *, of_host: bool = False) -> Recording:
+    """What a GPU ran, from a file of torch.profiler or Nsight Systems; `of_host`: what its processor did."""
     raw = read_bytes(path, RECORDING_FILE)
     with naming_file(path):
         if raw.startswith(_GZIP):
@@ -36,16 +36,17 @@ def read_recording(path: Path) -> Recording:
             from llm_perf_opt.core.recordings.nsight_export import read_database_recording
 
             return read_database_recording(path, RECORDING_FILE)
-        return _from_text(raw)
+        return _from_text(raw, of_host=of_host)
 
 
-def _from_text(raw: bytes) -> Recording:
+def _from_text(raw: bytes, *, of_host: bool) -> Recording:
     first = raw[:64].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     is_event_list = first == b"[" and b'"ph"' in raw[:_PIECE]  # the events alone, as Chrome takes them too
     if first == b"{" or is_event_list:
         from llm_perf_opt.core.recordings.chrome_trace import read_chrome_recording
 
-        return read_chrome_recording(b'{"traceEvents":%b}' % raw if is_event_list else raw, RECORDING_FILE)
+        text = b'{"traceEvents":%b}' % raw if is_event_list else raw
+        return read_chrome_recording(text, RECORDING_FILE, of_host=of_host)
     from llm_perf_opt.core.recordings.nsight_export import read_csv_recording, read_table_recording
 
     if first == b"[":

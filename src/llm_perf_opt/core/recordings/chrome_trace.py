@@ -21,6 +21,7 @@ from llm_perf_opt.core.recordings.recording import (
     KERNEL,
     DeviceWork,
     HostOp,
+    RecordedRange,
     RecordedStep,
     Recording,
     Shape,
@@ -38,8 +39,11 @@ _MOST_DIMENSIONS = 64
 _BYTES_PER_EVENT = 80  # of the record of an event or of its arguments, without their texts
 
 
-def read_chrome_recording(raw: bytes, kind: FileKind) -> Recording:
-    """The recording in the text of a Chrome trace; anything that is none is refused."""
+def read_chrome_recording(raw: bytes, kind: FileKind, *, of_host: bool = False) -> Recording:
+    """The recording in the text of a Chrome trace; anything that is none is refused.
+
+    `of_host`: the model ran on the processor, so that the outermost ops are the work, each as long as it took.
+    """
     if raw.count(b",") >= kind.max_elements:
         raise kind.refusal("is too large", f"it holds more than {kind.max_elements:,} values")
     _require_room(raw, kind)
@@ -50,7 +54,7 @@ def read_chrome_recording(raw: bytes, kind: FileKind) -> Recording:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise kind.refusal("is not valid JSON", str(error)[:300]) from None
     try:
-        return recording_of(trace)
+        return recording_of(trace, of_host=of_host)
     except (ValueError, OverflowError) as error:
         raise kind.refusal("holds a value that cannot be", str(error)[:300]) from None
 
@@ -65,8 +69,8 @@ def _require_room(raw: bytes, kind: FileKind) -> None:
         )
 
 
-def recording_of(trace: ChromeTrace) -> Recording:
-    """What the busiest device of the trace ran."""
+def recording_of(trace: ChromeTrace, *, of_host: bool = False) -> Recording:
+    """What the busiest device of the trace ran; `of_host`: what the processor did."""
     events = [event for event in trace.traceEvents if event.ph == "X" and event.dur is not None]
     on_device = [event for event in events if event.cat in ON_DEVICE]
     spent: Counter[str] = Counter()
@@ -79,12 +83,10 @@ def recording_of(trace: ChromeTrace) -> Recording:
     modules = [_module_stacks(ops, nested(calls.get(ops[0].event.thread, ()))) for ops in threads]
     ops, first_rows = _ops(threads, modules)
     work = [_work(event, launches, first_rows) for event in on_device if _device(event) == device]
+    if of_host:
+        work = [item for timed, first in zip(threads, first_rows, strict=True) for item in _host_work(timed, first)]
     if not work:
-        raise PerfOptError(
-            "The Chrome trace holds no kernel.",
-            why="only the host was recorded",
-            fix="record with ProfilerActivity.CUDA, and export after the kernels have ended",
-        )
+        raise _without_work(trace, of_host=of_host)
     names = {str(gpu.id): gpu.name for gpu in trace.deviceProperties}
     return Recording(
         source=SOURCE,
@@ -92,7 +94,20 @@ def recording_of(trace: ChromeTrace) -> Recording:
         work=tuple(sorted(work, key=lambda launched: launched.start_ns)),
         ops=ops,
         steps=tuple(_steps(events)),
+        ranges=tuple(_ranges(events)),
         other_devices=others,
+    )
+
+
+def _without_work(trace: ChromeTrace, *, of_host: bool) -> PerfOptError:
+    """What the file has instead says why: only the host, another profiler's events, or an old torch's."""
+    categories = Counter(event.cat for event in trace.traceEvents if event.cat)
+    found = ", ".join(name for name, _ in categories.most_common(6)) or "none"
+    wanted = "cpu_op" if of_host else " or ".join(sorted(ON_DEVICE))
+    return PerfOptError(
+        f"The Chrome trace holds no {'op of the host' if of_host else 'kernel'}.",
+        why=f"no event has a time and a category of {wanted}; its categories are: {found}",
+        fix=f"record with ProfilerActivity.{'CPU' if of_host else 'CUDA, and export after the kernels have ended'}",
     )
 
 
@@ -181,6 +196,29 @@ def _work(event: ChromeEvent, launches: KernelLaunches, first_rows: Sequence[int
     )
 
 
+def _host_work(ops: Sequence[TimedOp], first_row: int) -> Iterator[DeviceWork]:
+    """The outermost ops of a thread, each named by the op with the most time of its own in it."""
+    own_ns = [op.end_ns - op.start_ns for op in ops]
+    for op in ops:
+        if op.parent >= 0:
+            own_ns[op.parent] -= op.end_ns - op.start_ns
+    busiest_row = list(range(len(ops)))
+    for row in range(len(ops) - 1, -1, -1):  # an op begins before those it runs
+        parent = ops[row].parent
+        if parent >= 0 and own_ns[busiest_row[row]] > own_ns[busiest_row[parent]]:
+            busiest_row[parent] = busiest_row[row]
+    for row, op in enumerate(ops):
+        if op.parent < 0:
+            yield DeviceWork(
+                name=str(ops[busiest_row[row]].event.name),
+                kind=KERNEL,
+                start_ns=op.start_ns,
+                duration_ns=op.end_ns - op.start_ns,
+                op=first_row + busiest_row[row],
+                launched_ns=op.start_ns,
+            )
+
+
 def _steps(events: Sequence[ChromeEvent]) -> Iterator[RecordedStep]:
     ranges: dict[int, list[tuple[int, int] | None]] = {}
     for event in events:
@@ -189,7 +227,14 @@ def _steps(events: Sequence[ChromeEvent]) -> Iterator[RecordedStep]:
             both = ranges.setdefault(int(match[1]), [None, None])
             both[_STEP_RANGES[event.cat or ""]] = (event.start_ns, event.end_ns)
     for number, (host, device) in sorted(ranges.items()):
-        yield RecordedStep(number=number, host=host, device=device)
+        yield RecordedStep(name=f"ProfilerStep#{number}", number=number, host=host, device=device)
+
+
+def _ranges(events: Iterable[ChromeEvent]) -> Iterator[RecordedRange]:
+    """What the recorded program named on the host, in order; launches say what the device did in them."""
+    named = (event for event in events if event.cat == "user_annotation" and not _STEP.match(str(event.name)))
+    for event in sorted(named, key=lambda event: event.start_ns):
+        yield RecordedRange(name=str(event.name), host=(event.start_ns, event.end_ns))
 
 
 # The events of a Chrome trace as torch.profiler writes it, typed; and which op launched what ran on the device.

@@ -37,12 +37,12 @@ _OTHERS = {"MEMCPY": (COPY, "[CUDA memcpy]"), "MEMSET": (FILL, "[CUDA memset]")}
 
 
 def table_rows(text: str, heading: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows of the first table whose heading has all these columns; a file without one is refused."""
+    """The rows of the first table with all these columns in its heading; a file without such a table is refused."""
     lines = text.splitlines()
     starts = [place for place, line in enumerate(lines) if set(heading) <= set(_cells(line))]
     if not starts:
         raise PerfOptError(
-            "This is no table of Nsight's that can be read.",
+            "This file is not a table of Nsight that can be read.",
             why=f"no line holds the columns {', '.join(heading)}",
             fix="export it with the options that llm-perf-opt uses; other versions may name columns differently",
         )
@@ -72,6 +72,11 @@ def read_table_recording(raw: bytes, kind: FileKind) -> Recording:
         raise kind.refusal("is not valid JSON", str(error)[:300]) from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise kind.refusal("is no table of Nsight Systems", "expected a list of objects, one per kernel")
+    if rows and not set(GPU_TRACE_HEADING) <= rows[0].keys():
+        found = ", ".join(map(str, list(rows[0])[:6]))
+        raise kind.refusal(
+            "is no table of Nsight Systems", f"its rows have no {', '.join(GPU_TRACE_HEADING)}; they have {found}"
+        )
     return _recording(rows, kind)
 
 
@@ -118,7 +123,13 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _require_tables(database: sqlite3.Connection, kind: FileKind) -> None:
-    wanted = ("StringIds", "TARGET_INFO_GPU", _KERNELS, *(f"CUPTI_ACTIVITY_KIND_{name}" for name in _OTHERS))
+    wanted = (
+        "StringIds",
+        "TARGET_INFO_GPU",
+        "TARGET_INFO_CUDA_DEVICE",
+        _KERNELS,
+        *(f"CUPTI_ACTIVITY_KIND_{name}" for name in _OTHERS),
+    )
     marks = ", ".join("?" * len(wanted))
     query = f"SELECT name, type, sql FROM sqlite_master WHERE name COLLATE NOCASE IN ({marks})"
     for name, what, sql in database.execute(query, wanted).fetchall():
@@ -135,10 +146,19 @@ def _rows_of(database: sqlite3.Connection, table: str) -> list[Any]:
 
 
 def _device_names(database: sqlite3.Connection) -> dict[Any, str]:
+    """Kernels carry the number that CUDA gives a device, which differs from the GPU's own where not all are visible."""
     try:
-        return {row: str(name) for row, name in database.execute("SELECT id, name FROM TARGET_INFO_GPU LIMIT 64")}
+        gpus = {row: str(name) for row, name in database.execute("SELECT id, name FROM TARGET_INFO_GPU LIMIT 64")}
     except sqlite3.Error:  # an older export without the table: the device is then unknown
         return {}
+    try:
+        numbers = database.execute("SELECT cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE LIMIT 4096").fetchall()
+    except sqlite3.Error:
+        return gpus
+    named: dict[Any, set[str]] = {}
+    for number, gpu in numbers:
+        named.setdefault(number, set()).add(gpus.get(gpu, ""))
+    return {number: next(iter(found)) for number, found in named.items() if len(found) == 1} if named else gpus
 
 
 def _database_work(start: Any, end: Any, name: str, what: str, kind: FileKind) -> DeviceWork:

@@ -16,8 +16,8 @@ KERNEL, COPY, FILL = "kernel", "copy", "fill"
 class HostOp:
     """An op on the host. `parent` is the row of the op that dispatched it, or -1.
 
-    `input_shapes` are those of its tensors, lists flattened; None where the recorder did not note shapes. `modules` are
-    the module calls around it, the outermost first, by class and number of the instance: `Linear_3`.
+    `input_shapes` has the shapes of its tensors, lists flattened; None where the recorder noted no shapes. `modules`
+    are the module calls around it, the outermost first, by class and number of the instance: `Linear_3`.
     """
 
     name: str  # "aten::addmm"
@@ -43,18 +43,25 @@ class DeviceWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedStep:
-    """A `ProfilerStep#N`: when the host ran it, and when the device did; None where the recording does not say."""
+class RecordedRange:
+    """A named range: when the host ran it, and when the device did; None where the recording does not say."""
 
-    number: int
+    name: str
     host: tuple[int, int] | None
-    device: tuple[int, int] | None
+    device: tuple[int, int] | None = None
 
     def holds(self, work: DeviceWork) -> bool:
-        """Whether the step launched this work. Without its launch: whether it began while the device ran the step."""
+        """Whether the range launched this work. Without its launch: whether it began while the device ran the range."""
         if work.launched_ns is not None and self.host is not None:
             return self.host[0] <= work.launched_ns < self.host[1]
         return self.device is not None and self.device[0] <= work.start_ns < self.device[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep(RecordedRange):
+    """A `ProfilerStep#N`."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,8 @@ class Recording:
     work: tuple[DeviceWork, ...]
     ops: tuple[HostOp, ...] = ()
     steps: tuple[RecordedStep, ...] = ()
-    other_devices: int = 0  # further devices in the file, whose work is left out
+    ranges: tuple[RecordedRange, ...] = ()  # that the recorded program named, such as `stage: decode`
+    other_devices: int = 0  # further devices in the file; their work is left out
 
     @property
     def device_ns(self) -> int:
@@ -81,6 +89,11 @@ class Recording:
             chain.append(self.ops[row])
             row = self.ops[row].parent
         return tuple(reversed(chain))
+
+    def in_last_range(self, name: str) -> Recording:
+        """The work that was launched within the last range of this name; none where there is no such range."""
+        last = next((item for item in reversed(self.ranges) if item.name == name), None)
+        return replace(self, work=tuple(item for item in self.work if last is not None and last.holds(item)))
 
     def at_steps(self, first: int | None, last: int | None = None) -> Recording:
         """The work of the steps from `first` to `last`. Default: the last step; without steps, everything."""

@@ -51,9 +51,9 @@ def _paged_cache(graph: CallGraph) -> TracedKvCache | None:
     before, grown = [], 0
     for _, meta, _ in paged.values():
         sequences, tokens, *rest = meta.shape
-        kept = min(first, tokens)
-        before.append(TensorMeta((sequences, kept, *rest), meta.dtype, meta.device))
-        if kept < tokens:  # a window that is full keeps no more
+        held = min(first, tokens)
+        before.append(TensorMeta((sequences, held, *rest), meta.dtype, meta.device))
+        if held < tokens:  # a window that is full keeps no more
             grown += tensor_bytes(TensorMeta((1, *rest), meta.dtype, meta.device))
     return TracedKvCache(tensors=tuple(before), bytes=sum(map(tensor_bytes, before)), bytes_per_token=grown)
 
@@ -67,12 +67,12 @@ def paged_storages(graph: CallGraph) -> dict[int, tuple[OpKind, TensorMeta, int]
     }
     if not named or graph.ops is None:
         return {}
-    starts, found = tensor_offsets(graph)[0], dict[int, tuple[OpKind, TensorMeta, int]]()
+    starts, caches = tensor_offsets(graph)[0], dict[int, tuple[OpKind, TensorMeta, int]]()
     for row, index in enumerate(ops_of(graph).kind):
         if index in named:
             kind, place = named[index]
-            found.setdefault(graph.ops.input_storages[starts[row] + place], (kind, kind.inputs[place], row))
-    return found
+            caches.setdefault(graph.ops.input_storages[starts[row] + place], (kind, kind.inputs[place], row))
+    return caches
 
 
 def _cache_of(graph: CallGraph) -> TracedKvCache | None:
@@ -109,7 +109,7 @@ def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMe
 
 
 def _continues(before: TensorMeta, after: TensorMeta, *, tokens: int) -> bool:
-    """Whether one may be the other up to so many tokens later: `[1, 8, 100, 64]` and `[1, 8, 101, 64]`."""
+    """Whether one may be the other up to this many tokens later: `[1, 8, 100, 64]` and `[1, 8, 101, 64]`."""
     if before.dtype != after.dtype or len(before.shape) != len(after.shape):
         return False
     grown = _grown(before, after)

@@ -19,7 +19,7 @@ LIVE_ORIGINS = MADE_ORIGINS | {GIVEN}
 
 
 def live_bytes(storages: StorageColumns, op_count: int) -> array[int]:
-    """Bytes alive while each op ran: activations, what a composite op holds beside its result, and the inputs.
+    """Bytes alive while each op ran: activations, what a composite op holds next to its result, and the inputs.
 
     An input, such as the cache that an earlier phase left, may die in the phase, so it is followed like any other.
     """
@@ -150,7 +150,7 @@ OUTSIDE = "(outside any module)"
 class AliveTensors:
     """Blocks of memory alike in tensor, op and kind of module: the 24 tensors of a cache are one of these.
 
-    `tensor` is what the op wrote, as `bfloat16[1, 10, 294, 128]`, or `(scratch)` for what it holds beside its result.
+    `tensor` is what the op wrote, as `bfloat16[1, 10, 294, 128]`, or `(scratch)` for what it holds next to its result.
     What the phase began with was made by none of its ops: `(given)`.
     """
 
@@ -201,7 +201,7 @@ def alive_at(graph: CallGraph, op_row: int) -> tuple[AliveTensors, ...]:
             maker, path = _op_name(graph, born), _path_of_op(graph, born)
         key = (tensor, maker, re.sub(r"(?<![^.])\d+(?![^.])", "*", path))
         groups.setdefault(key, []).append((path, graph.storages.bytes[storage]))
-    found = [
+    alive = [
         AliveTensors(
             tensor=tensor,
             made_by=op,
@@ -211,7 +211,7 @@ def alive_at(graph: CallGraph, op_row: int) -> tuple[AliveTensors, ...]:
         )
         for (tensor, op, _), blocks in groups.items()
     ]
-    return tuple(sorted(found, key=lambda group: -group.bytes))
+    return tuple(sorted(alive, key=lambda group: -group.bytes))
 
 
 def living_storages(storages: StorageColumns, op_row: int) -> Iterator[int]:

@@ -91,10 +91,12 @@ def _fused_modules(graph: CallGraph) -> Iterator[tuple[str, str]]:
     """Path and stage of every module that runs attention as one op directly, each once."""
     calls, stages, names = calls_of(graph), stage_of_calls(graph), stage_names(graph)
     is_attention = ["attention" in kind.name or "attn" in kind.name for kind in graph.op_kinds]
-    found = dict.fromkeys(
+    fused_calls = dict.fromkeys(
         call for kind, call in zip(ops_of(graph).kind, ops_of(graph).call, strict=True) if is_attention[kind]
     )
-    return iter(dict.fromkeys((graph.paths[calls.path[call]], names[stages[call]]) for call in found if call >= 0))
+    return iter(
+        dict.fromkeys((graph.paths[calls.path[call]], names[stages[call]]) for call in fused_calls if call >= 0)
+    )
 
 
 def _attention_peak(graph: CallGraph, curve: Timeline, stage: str, paths: Sequence[str]) -> AttentionPeak | None:
@@ -296,12 +298,12 @@ def _mark(name: str, x: int, peak: Peak) -> Mark:
 
 def _notes(memory: RunMemory) -> Iterator[Note]:
     yield Note(
-        "Live memory is that of tensors, from the op that makes one until its last reference is gone, and of what a "
-        "composite op holds while it runs. Fragmentation of the allocator, workspaces inside kernels and the CUDA "
-        "context (some hundred MiB) are not in it."
+        "Live memory counts each tensor from the op that creates it until its last reference is gone, and the scratch "
+        "that a composite op holds while it runs. It does not include fragmentation of the allocator, workspaces "
+        "inside kernels, or the CUDA context (some hundred MiB)."
     )
     for phase in memory.phases:
         if phase.peak is None:
-            yield Note(f"{phase.phase}: the trace follows no memory, so its peak is unknown.", Level.WARNING)
+            yield Note(f"{phase.phase}: the trace does not record memory, so its peak is unknown.", Level.WARNING)
     if memory.cache is None:
         yield Note("No phase decodes, so the size of a KV cache is unknown; trace at least one decode step.")

@@ -293,11 +293,11 @@ def replicated_table(replicated: Sequence[ReplicatedWeights], weight_bytes: int)
                 name=name, parameters=sum(row.parameters for row in rest), bytes=sum(row.bytes for row in rest)
             )
         )
-    whole = ReplicatedWeights(
+    total = ReplicatedWeights(
         name="total", parameters=sum(row.parameters for row in replicated), bytes=sum(row.bytes for row in replicated)
     )
     return table_of(
-        "Weights that are whole on every rank",
+        "Weights that are replicated on every rank",
         shown,
         {
             Column("parameters"): lambda row: row.name,
@@ -305,30 +305,30 @@ def replicated_table(replicated: Sequence[ReplicatedWeights], weight_bytes: int)
             Column("bytes", Kind.BYTES): lambda row: row.bytes,
             Column("of the rank's weights", Kind.RATIO): lambda row: row.bytes / weight_bytes if weight_bytes else None,
         },
-        total=whole,
+        total=total,
     )
 
 
 def spreads_little(replicated_bytes: int | None, weight_bytes: int) -> bool:
-    """Whether most weights of a rank are whole on every rank, so that more ranks hardly help."""
+    """Whether most weights of a rank are replicated on every rank, so that more ranks hardly help."""
     return replicated_bytes is not None and 2 * replicated_bytes > weight_bytes
 
 
 def replicated_notes(graph: CallGraph, replicated: Sequence[ReplicatedWeights], weight_bytes: int) -> Iterator[Note]:
-    """How much of a rank is not spread, and what serving engines do with it."""
-    plan, whole = plan_in(graph.deployment), sum(weights.bytes for weights in replicated)
-    if plan is None or not whole:
+    """How much of a rank the plan replicates, and what serving engines do with it."""
+    plan, same_bytes = plan_in(graph.deployment), sum(weights.bytes for weights in replicated)
+    if plan is None or not same_bytes:
         return
-    text = f"{format_bytes(whole)} of the {format_bytes(weight_bytes)} of weights on this rank are whole on all ranks: "
-    if spreads_little(whole, weight_bytes):
+    text = f"{format_bytes(same_bytes)} of the {format_bytes(weight_bytes)} of weights on this rank are replicated: "
+    if spreads_little(same_bytes, weight_bytes):
         fix = "give more rules with --plan FILE, or run an engine's code: --code vllm"
-        yield Note(f"{text}the plan spreads only the rest, so more ranks hardly help; {fix}.", Level.WARNING)
+        yield Note(f"{text}the plan splits only the rest, so more ranks hardly help; {fix}.", Level.WARNING)
     else:
-        yield Note(f"{text}the plan does not spread them.")
+        yield Note(f"{text}the plan does not split them.")
     if plan.tp > 1 and any(part in weights.name for weights in replicated for part in _LATENT):
         yield Note(
             "Latent attention is among them. vLLM and SGLang split its heads over tp (q_b_proj, kv_b_proj, o_proj), or "
-            "run attention data parallel beside expert parallel: their ranks hold and compute less than shown here."
+            "run data-parallel attention with expert parallel: their ranks hold and compute less than shown here."
         )
 
 
@@ -406,7 +406,10 @@ def shortage_text(shortage: Shortage, device: Device) -> str:
     is_spread = shortage.ranks > 1
     if shortage.formats:
         parts.append(f"{f'these {shortage.ranks:,}' if is_spread else 'one'} with --weights {shortage.formats[0][0]}")
-    helps = ", or ".join(parts) or "no number of them holds what is beside the weights"
+    helps = (
+        ", or ".join(parts)
+        or "no number of devices is enough, because activations and cache alone are too large for one"
+    )
     where = f"{shortage.ranks:,} x {device.name}" if is_spread else device.name
     need = f"{'a rank needs ' if is_spread else ''}{_of(shortage.needed_bytes, shortage.memory_bytes)}"
     return f"Does not fit on {where}: {need}; {helps}."
@@ -414,5 +417,5 @@ def shortage_text(shortage: Shortage, device: Device) -> str:
 
 def _of(needed: int, memory: int) -> str:
     """`6.65 of 22.5 GiB`, with one unit where both have it."""
-    parts, whole = format_bytes(needed), format_bytes(memory)
-    return f"{parts.split(' ')[0] if parts.split(' ')[1] == whole.split(' ')[1] else parts} of {whole}"
+    (number, unit), (_, unit_of_memory) = format_bytes(needed).split(" "), format_bytes(memory).split(" ")
+    return f"{number if unit == unit_of_memory else f'{number} {unit}'} of {format_bytes(memory)}"

@@ -1,1 +1,1 @@
-"""Necessary work: what any implementation of a model must compute and read, beside what the traced code does."""
+"""Necessary work: what any implementation of a model must compute and read, next to what the traced code does."""

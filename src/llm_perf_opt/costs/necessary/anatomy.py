@@ -1,4 +1,4 @@
-"""Every product of a run by what it is: a product with a weight, routed experts, attention, or none of these."""
+"""Every matmul of a run by what it is: a matmul with a weight, routed experts, attention, or none of these."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from llm_perf_opt.ops.table import price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightProduct:
-    """A product, convolution or the like with a weight. `kept` of `made` rows are needed.
+class WeightMatmul:
+    """A matmul, convolution or the like with a weight. `kept` of `made` rows are needed.
 
     Of its columns `last_columns` are needed for the last of `tokens` positions alone; engines compute them for all.
     """
@@ -51,12 +51,12 @@ class WeightProduct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
-    """All matrix work of one phase. `activation_products` are rows of products that nothing here explains."""
+    """All matrix work of one phase. `activation_matmuls` are rows of matmuls that nothing here explains."""
 
-    products: tuple[WeightProduct, ...]
+    matmuls: tuple[WeightMatmul, ...]
     experts: tuple[ExpertBlock, ...]
     attentions: tuple[AttentionSite, ...]
-    activation_products: tuple[int, ...]
+    activation_matmuls: tuple[int, ...]
     positions: NeededPositions
     weights: dict[int, Parameter]
     forward_of_ops: array[int]
@@ -71,10 +71,12 @@ def anatomy_of(graph: CallGraph) -> Anatomy:
     ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
     prices = [price(kind) for kind in graph.op_kinds]
     finder, forwards = ExpertFinder(graph, positions), forward_of_ops(graph)
-    products: list[WeightProduct] = []
+    matmuls: list[WeightMatmul] = []
     unexplained: list[int] = []
     for row, index in enumerate(ops.kind):
         kind, cost = graph.op_kinds[index], prices[index]
+        # The order matters: attention counts by visible pairs, so its rows are taken out first; then experts claim
+        # theirs, and what is left has a weight or has no explanation.
         finder.router(kind, ops.call[row])
         if cost is None or not cost.flops or row in in_attention:
             continue
@@ -84,13 +86,13 @@ def anatomy_of(graph: CallGraph) -> Anatomy:
         if place is None or weight is None:
             unexplained.append(row)
         elif not finder.claim(row, forwards[row], kind, cost.flops, weight):
-            products.append(_product(row, kind, place, weight, cost.flops, positions))
+            matmuls.append(_matmul(row, kind, place, weight, cost.flops, positions))
     latent = {site.call: site for site in sites if site.latent is not None}
     return Anatomy(
-        products=tuple(_without_expansion(graph, product, latent) for product in products),
+        matmuls=tuple(_without_expansion(graph, matmul, latent) for matmul in matmuls),
         experts=finder.blocks(),
         attentions=sites,
-        activation_products=tuple(unexplained),
+        activation_matmuls=tuple(unexplained),
         positions=positions,
         weights=weights,
         forward_of_ops=forwards,
@@ -103,18 +105,18 @@ def _weight_place(kind: OpKind, used: Sequence[Parameter | None]) -> int | None:
     return max(places, key=lambda place: elements(kind.inputs[place]), default=None)
 
 
-def _product(
+def _matmul(
     row: int, kind: OpKind, place: int, weight: Parameter, flops: int, positions: NeededPositions
-) -> WeightProduct:
+) -> WeightMatmul:
     size = elements(kind.inputs[place])
-    kept, made = positions.kept_of(row, flops // (2 * size) if size else 1)
+    needed, made = positions.kept_of(row, flops // (2 * size) if size else 1)
     last_columns = positions.last_columns.get(row, 0)
-    return WeightProduct(
+    return WeightMatmul(
         row=row,
         weight=weight,
         elements=size,
         flops=flops,
-        kept=kept,
+        kept=needed,
         made=made,
         dtype=kind.inputs[0].dtype,
         is_tail=row in positions.tail,
@@ -124,15 +126,16 @@ def _product(
     )
 
 
-def _without_expansion(graph: CallGraph, product: WeightProduct, latent: Mapping[int, AttentionSite]) -> WeightProduct:
+def _without_expansion(graph: CallGraph, matmul: WeightMatmul, latent: Mapping[int, AttentionSite]) -> WeightMatmul:
     """A projection of the whole latent cache is needed for the new tokens alone: the others have theirs absorbed.
 
     `latent` holds the attentions on a latent cache by their module call, inside which the projection runs.
     """
-    call = ops_of(graph).call[product.row]
+    call = ops_of(graph).call[matmul.row]
     site = latent.get(calls_of(graph).parent[call] if call >= 0 else -1)
     if site is None or site.latent is None or site.keys == site.queries:
-        return product
-    if product.weight.meta.shape[-1:] != (site.latent.rank,) or product.flops % (2 * product.elements * site.keys):
-        return product
-    return replace(product, kept=site.queries, made=site.keys, is_expansion=True)
+        return matmul
+    # Only a matmul that takes latent vectors, a row for each key, can be the expansion.
+    if matmul.weight.meta.shape[-1:] != (site.latent.rank,) or matmul.flops % (2 * matmul.elements * site.keys):
+        return matmul
+    return replace(matmul, kept=site.queries, made=site.keys, is_expansion=True)

@@ -39,7 +39,9 @@ class VisibleSpan:
     @property
     def _most(self) -> int | None:
         """The most keys that one query sees, wherever they are."""
-        return min((limit for limit in (self.window, self.chosen) if limit is not None), default=None)
+        if self.window is None or self.chosen is None:
+            return self.chosen if self.window is None else self.window
+        return min(self.window, self.chosen)
 
     def pairs(self, queries: int, keys: int, context: int | None = None) -> int:
         """Visible pairs of the last `queries` positions; `keys` are held, `context` positions have been seen in all.
@@ -53,7 +55,7 @@ class VisibleSpan:
         return min(self._seen_before(end) - self._seen_before(end - queries), queries * keys)
 
     def _seen_before(self, positions: int) -> int:
-        """Visible pairs of the first so many positions."""
+        """Visible pairs of the first this many positions."""
         if self.chunk is not None:
             chunks, rest = divmod(positions, self.chunk)
             return chunks * _triangle(self.chunk) + _triangle(rest)
@@ -103,7 +105,7 @@ class Latent:
         """Multiply-adds of the cheaper way: on latent vectors, or on keys and values made of them again.
 
         Expanding takes `rank * (nope + value)` for each cached key and head; a key made in this forward is expanded by
-        the projection that is counted as a product with its weight.
+        the projection that is counted as a matmul with its weight.
         """
         absorbed = pairs * lanes * (self.rank + self.rope + self.rank)
         expanded = pairs * lanes * (self.nope + self.rope + self.value)
@@ -116,7 +118,7 @@ class AttentionSite:
 
     call: int
     row: int  # of its last op
-    rows: tuple[int, ...]  # of all its products
+    rows: tuple[int, ...]  # of all its matmuls
     lanes: int
     queries: int
     keys: int
@@ -182,6 +184,9 @@ def _fused_sites(graph: CallGraph, writers: frozenset[int], positions: NeededPos
         lanes = math.prod(kind.outputs[0].shape[:-1]) // max(queries, 1)
         if cost.flops != 2 * lanes * queries * keys * (query.shape[-1] + value.shape[-1]):
             continue  # another layout (tokens first, projections inside): counted as written
+        if positions.tokens == 1 and ops.call[row] in writers:
+            # transformers packs the heads that share keys into the queries of a step with a mask
+            lanes, queries = lanes * queries, 1
         is_causal_op = bool(kind.arguments.get("is_causal"))
         yield AttentionSite(
             call=ops.call[row],
@@ -268,19 +273,19 @@ def _written_sites(
 
 
 def _score_and_sum_rows(graph: CallGraph, weights: Mapping[int, Parameter]) -> Iterator[tuple[int, int]]:
-    """Rows of the two products around each softmax, where both have no weight among their operands."""
+    """Rows of the two matmuls around each softmax, where both have no weight among their operands."""
     ops = ops_of(graph)
     input_starts, output_starts = tensor_offsets(graph)
     prices = [price(kind) for kind in graph.op_kinds]
-    is_product = [cost is not None and cost.flops > 0 for cost in prices]
+    is_matmul = [cost is not None and cost.flops > 0 for cost in prices]
     is_softmax = [op_role(kind) is OpRole.SOFTMAX for kind in graph.op_kinds]
-    scores: dict[int, tuple[int, int, bool]] = {}  # storage -> call, row of the score product, whether softmax has run
+    scores: dict[int, tuple[int, int, bool]] = {}  # storage -> call, row of the score matmul, whether softmax has run
     for row, kind in enumerate(ops.kind):
         inputs = ops.input_storages[input_starts[row] : input_starts[row + 1]]
         outputs = ops.output_storages[output_starts[row] : output_starts[row + 1]]
         call = ops.call[row]
         tags = [scores[storage] for storage in inputs if storage in scores and scores[storage][0] == call]
-        if is_product[kind]:
+        if is_matmul[kind]:
             done = next((tag for tag in tags if tag[2]), None)
             if done is not None:
                 yield done[1], row

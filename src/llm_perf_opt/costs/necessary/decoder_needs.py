@@ -1,6 +1,6 @@
 """What one step of a decoder needs, for any batch and context, read from one traced step.
 
-Every quantity grows in a known way: products with the rows, attention with the visible keys, routed experts with the
+Every quantity grows in a known way: matmuls with the rows, attention with the visible keys, routed experts with the
 distinct ones that a batch touches. So one trace gives a function, and thousands of points cost nothing.
 """
 
@@ -22,15 +22,15 @@ from llm_perf_opt.costs.necessary.stage_needs import (
     NecessaryWork,
     contexts_of,
     expert_type,
-    product_type,
+    matmul_type,
 )
 
 FIRST_FORWARD = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductsPerToken:
-    """Products with weights that are stored alike; those of the tail are needed for a sequence's last token alone."""
+class MatmulsPerToken:
+    """Matmuls with weights that are stored alike; the tail's are needed for a sequence's last token alone."""
 
     dtype: str
     is_tail: bool
@@ -39,7 +39,7 @@ class ProductsPerToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayers:
-    """Layers whose routed experts are alike; `ranks` share them, of which `ranks_alike` hold the same tokens."""
+    """Layers with equal routed experts; `ranks` share them, of which `ranks_alike` hold the same tokens."""
 
     layers: int
     experts: int
@@ -66,9 +66,9 @@ class ExpertLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayers:
-    """Layers whose attention is alike. `cached_bytes` is what a cache holds for one token of one layer.
+    """Layers with equal attention. `cached_bytes` is what a cache holds for one token of one layer.
 
-    `encoded_keys` are those of an encoder, which do not grow with the context; None: the decoder's own.
+    `encoded_keys` come from an encoder and do not grow with the context; None: the keys are the decoder's own.
     """
 
     layers: int
@@ -98,24 +98,24 @@ class AttentionLayers:
 
     def held_bytes(self, context: int) -> int:
         """What a cache must hold for `context` positions of one sequence."""
-        kept = self.encoded_keys or min(context, self.span.window or self.span.chunk or context)
-        return self.layers * self.cached_bytes * kept
+        keys = self.encoded_keys or min(context, self.span.window or self.span.chunk or context)
+        return self.layers * self.cached_bytes * keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderNeeds:
     """Necessary work of a decoder as a function of batch and context."""
 
-    products: tuple[ProductsPerToken, ...]
+    matmuls: tuple[MatmulsPerToken, ...]
     experts: tuple[ExpertLayers, ...]
     attentions: tuple[AttentionLayers, ...]
     weight_bytes: int  # read by every forward, the routed experts apart
     state_bytes: int  # of one sequence, whatever its length: recurrent states
-    matrix_parameters: int  # elements that enter products, the routed experts apart
+    matrix_parameters: int  # elements that enter matmuls, the routed experts apart
 
     @property
     def active_matrix_parameters(self) -> int:
-        """Elements of weights that one token meets in products; of a rank's experts, as many as are expected."""
+        """Elements of weights that one token meets in matmuls; of a rank's experts, as many as are expected."""
         routed = (block.layers * block.chosen * block.macs_each // block.ranks for block in self.experts)
         return self.matrix_parameters + sum(routed)
 
@@ -134,14 +134,15 @@ class DecoderNeeds:
 
     def _forward(self, batch: int, *, queries: int, context: int, routing: str, cache_bytes: int) -> NecessaryWork:
         flops: Counter[str] = Counter()
-        for product in self.products:
-            flops[product.dtype] += 2 * product.macs * batch * (1 if product.is_tail else queries)
+        for matmul in self.matmuls:
+            flops[matmul.dtype] += 2 * matmul.macs * batch * (1 if matmul.is_tail else queries)
         for layer in self.attentions:
             flops[layer.dtype] += 2 * layer.macs(batch, 1 if layer.is_tail else queries, context)
         tokens = [batch * (1 if block.is_tail else queries) for block in self.experts]
         reads = [_expert_reads(block, count, routing) for block, count in zip(self.experts, tokens, strict=True)]
         for block, count in zip(self.experts, tokens, strict=True):
             flops[block.dtype] += 2 * block.layers * count * block.chosen * block.macs_each // block.ranks_alike
+        # Bytes of experts depend on the routing, which no weights decide; a lower bound may only count the fewest.
         expert_bytes, fewest = (
             round(
                 sum(
@@ -177,10 +178,10 @@ def _expert_reads(block: ExpertLayers, tokens: int, routing: str) -> ExpertReads
 
 @found_once
 def decoder_needs(graph: CallGraph) -> DecoderNeeds:
-    """The needs of the decoder whose step `graph` is; of several steps the first counts."""
+    """What the decoder needs in the step that `graph` holds; of several steps the first counts."""
     if graph.phase != "decode" or graph.storages is None:
         raise PerfOptError(
-            "Only a traced decode step tells what a decoder needs.",
+            "What a decoder needs can only be counted in a traced decode step.",
             why=f"this is the phase {graph.phase!r} of {graph.model}, traced by {graph.tracer}",
             fix="trace the model with the weightless tracer and at least one decode step",
         )
@@ -189,7 +190,7 @@ def decoder_needs(graph: CallGraph) -> DecoderNeeds:
     batch = traced if isinstance(traced, int) else anatomy.positions.batch
     cached = cache_bytes_by_call(graph, anatomy)
     return DecoderNeeds(
-        products=tuple(_products(anatomy, batch)),
+        matmuls=tuple(_matmuls(anatomy, batch)),
         experts=tuple(_expert_layers(graph, anatomy)),
         attentions=tuple(_attention_layers(graph, anatomy, batch, cached)),
         weight_bytes=_weight_bytes(graph, anatomy),
@@ -202,23 +203,23 @@ def _in_first(anatomy: Anatomy, row: int) -> bool:
     return anatomy.forward_of_ops[row] == FIRST_FORWARD
 
 
-def _products(anatomy: Anatomy, batch: int) -> Iterator[ProductsPerToken]:
+def _matmuls(anatomy: Anatomy, batch: int) -> Iterator[MatmulsPerToken]:
     macs: Counter[tuple[str, bool]] = Counter()
-    for product in anatomy.products:
-        if _in_first(anatomy, product.row):
-            needed, dtype = product.necessary_flops // 2, product_type(product)
-            last = needed * product.last_columns // product.columns  # of a step, which has one position
-            macs[dtype, product.is_tail] += needed - last
+    for matmul in anatomy.matmuls:
+        if _in_first(anatomy, matmul.row):
+            needed, dtype = matmul.necessary_flops // 2, matmul_type(matmul)
+            last = needed * matmul.last_columns // matmul.columns  # of a step, which has one position
+            macs[dtype, matmul.is_tail] += needed - last
             macs[dtype, True] += last
     for (dtype, is_tail), count in macs.items():
-        yield ProductsPerToken(dtype=dtype, is_tail=is_tail, macs=count // batch)
+        yield MatmulsPerToken(dtype=dtype, is_tail=is_tail, macs=count // batch)
 
 
 def _matrix_elements(anatomy: Anatomy) -> dict[int, int]:
     used: dict[int, int] = {}
-    for product in anatomy.products:
-        if _in_first(anatomy, product.row) and not product.is_unused:
-            used[product.weight.storage] = max(used.get(product.weight.storage, 0), product.elements)
+    for matmul in anatomy.matmuls:
+        if _in_first(anatomy, matmul.row) and not matmul.is_unused:
+            used[matmul.weight.storage] = max(used.get(matmul.weight.storage, 0), matmul.elements)
     return used
 
 
@@ -287,8 +288,8 @@ def _attention_layers(
 def _cached_bytes(graph: CallGraph, site: AttentionSite, batch: int, read: int) -> int:
     """Per token of one sequence: as the code keeps it, or the latent vector where that is less."""
     before = batch * (site.keys - (site.queries if site.span.is_causal else 0))
-    kept = read // before if before else 0
-    return kept if site.latent is None else min(kept, site.latent.cached_width * cache_number_bytes(graph))
+    per_token = read // before if before else 0
+    return per_token if site.latent is None else min(per_token, site.latent.cached_width * cache_number_bytes(graph))
 
 
 def _state_bytes(anatomy: Anatomy, cached: Mapping[tuple[int, int], int]) -> int:

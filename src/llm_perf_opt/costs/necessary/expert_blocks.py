@@ -1,11 +1,11 @@
 """Routed experts of a run: how many there are, how many each token takes, and what one of them weighs.
 
 A router is a `topk` over as many scores as there are experts. Its experts are found by that number: stacks of matrices
-as long, or as many sibling modules. How the code runs them (one grouped product, a loop, all of them on every token)
+as long, or as many sibling modules. How the code runs them (one grouped matmul, a loop, all of them on every token)
 does not matter here.
 
 A rank that holds a part of the experts gets rows of the tokens of all ranks that share them. Its figures are what is
-expected of any one rank, so those of all ranks add up to the model's; the rank with the most has another figure.
+expected of any one rank, so the figures of all ranks add up to the model's; the rank with the most has another figure.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class ExpertBlock:
     path: str
     experts: int  # on this rank
     chosen: int  # by each token, of the experts of all ranks
-    tokens: int  # of this rank, whose result is needed
+    tokens: int  # of this rank, and their result is needed
     made_tokens: int  # of this rank, that were routed
     matrix_elements_each: int  # of one expert's matrices
     bytes_each: int  # of one expert as stored, biases and scales included
     touched: int  # experts that got rows in the trace
     flops: int  # as written
     dtype: str
-    rows: tuple[int, ...]  # of its products
+    rows: tuple[int, ...]  # of its matmuls
     is_tail: bool
     storages: frozenset[int]  # of every weight of all its experts
     ranks: int = 1  # that share the experts
@@ -74,9 +74,9 @@ class ExpertBlock:
 
     def distinct(self, policy: str, tokens: int | None = None) -> float:
         """How many experts of this rank have to be read."""
-        asked = self.tokens if tokens is None else tokens
+        new_tokens = self.tokens if tokens is None else tokens
         return distinct_experts(
-            policy, self.experts, self.chosen, asked, self.touched, ranks=self.ranks, ranks_alike=self.ranks_alike
+            policy, self.experts, self.chosen, new_tokens, self.touched, ranks=self.ranks, ranks_alike=self.ranks_alike
         )
 
 
@@ -94,10 +94,10 @@ def distinct_experts(
         return float(max(0, chosen - (ranks - 1) * experts))
     if policy not in (UNIFORM, BALANCED, "one"):
         return float(min(touched, experts))
-    whole, part = divmod(tokens * ranks, ranks_alike)
-    distinct = _distinct_of_all(policy, experts * ranks, chosen, whole)
+    tokens_in_all, part = divmod(tokens * ranks, ranks_alike)
+    distinct = _distinct_of_all(policy, experts * ranks, chosen, tokens_in_all)
     if part:
-        more = _distinct_of_all(policy, experts * ranks, chosen, whole + 1)
+        more = _distinct_of_all(policy, experts * ranks, chosen, tokens_in_all + 1)
         distinct += part / ranks_alike * (more - distinct)
     return distinct / ranks
 
@@ -127,7 +127,7 @@ class _Found:
 
 
 class ExpertFinder:
-    """Sees the ops of a run in order: `router` remembers a choice, `claim` says whether a product is an expert's."""
+    """Sees the ops of a run in order: `router` remembers a choice, `claim` says whether a matmul is an expert's."""
 
     def __init__(self, graph: CallGraph, positions: NeededPositions) -> None:
         self._graph = graph
@@ -156,9 +156,9 @@ class ExpertFinder:
         self._routers[scores[dim]] = (chosen, tokens, self._path(call))
 
     def claim(self, row: int, forward: int, kind: OpKind, flops: int, weight: Parameter) -> bool:
-        """Whether a product with `weight` belongs to routed experts; if so it is counted there."""
+        """Whether a matmul with `weight` belongs to routed experts; if so it is counted there."""
         owner = self._stack_owner(weight) or self._member_owner(weight)
-        if owner is None or op_family(kind.name) is WorkFamily.CONVOLUTION:  # whose kernels have three dimensions too
+        if owner is None or op_family(kind.name) is WorkFamily.CONVOLUTION:  # its kernels have three dimensions too
             return False
         path, experts, member = owner
         key = (forward, path)
@@ -177,7 +177,7 @@ class ExpertFinder:
         return True
 
     def _begun(self, row: int, kind: OpKind, experts: int) -> _Found:
-        """A block of so many experts on this rank, at its first product."""
+        """A block of this many experts on this rank, at its first matmul."""
         is_spread = self._plan.ep > 1 and experts * self._plan.ep in self._routers
         chosen, tokens, _ = self._routers[experts * self._plan.ep if is_spread else experts]
         needed, made = self._positions.kept_of(row, tokens)
@@ -193,7 +193,7 @@ class ExpertFinder:
         )
 
     def _count_slice(self, key: tuple[int, str], block: _Found, kind: OpKind, weight: Parameter) -> None:
-        """One expert of a stack at a time is a loop; a product with all of the stack at once touches every expert."""
+        """One expert of a stack at a time is a loop; a matmul with all of the stack at once touches every expert."""
         if any(len(meta.shape) == 3 and meta.shape[0] == block.experts for meta in kind.inputs[1:]):
             block.touched = block.experts
             return
@@ -203,18 +203,18 @@ class ExpertFinder:
 
     def blocks(self) -> tuple[ExpertBlock, ...]:
         """Every block that ran, with the weights of all its experts."""
-        return tuple(self._block(path, found) for (_, path), found in self._found.items())
+        return tuple(self._block(path, experts) for (_, path), experts in self._found.items())
 
-    def _block(self, path: str, found: _Found) -> ExpertBlock:
-        mine = list(self._weights_of(path, found.experts))
+    def _block(self, path: str, block: _Found) -> ExpertBlock:
+        mine = list(self._weights_of(path, block.experts))
         matrices = sum(elements(weight.meta) for weight in mine if _is_matrix(weight, path))
         return filled(
             ExpertBlock,
-            found,
+            block,
             path=path,
-            matrix_elements_each=matrices // found.experts,
-            bytes_each=sum(tensor_bytes(weight.meta) for weight in mine) // found.experts,
-            rows=tuple(found.rows),
+            matrix_elements_each=matrices // block.experts,
+            bytes_each=sum(tensor_bytes(weight.meta) for weight in mine) // block.experts,
+            rows=tuple(block.rows),
             storages=frozenset(weight.storage for weight in mine),
         )
 
@@ -236,9 +236,10 @@ class ExpertFinder:
         return weight.name.rpartition(".")[0], shape[0], None
 
     def _member_owner(self, weight: Parameter) -> tuple[str, int, int | None] | None:
-        """The list of sibling modules that a weight's module is one of, if a router chooses among so many.
+        """The list of sibling modules that a weight's module is one of, if a router chooses among this many.
 
-        The router runs beside the list, not inside it: as many layers as experts are no experts.
+        The router runs next to the list, not inside it. Without this check, a model with as many layers as experts
+        would have its layers taken for experts.
         """
         for container, number in _numbered_parts(weight.name):
             count = len(self._graph.module_children.get(container, ()))
@@ -254,7 +255,7 @@ class ExpertFinder:
 
 
 def _rows_per_token(kind: OpKind, tokens: int) -> int:
-    """Rows of a grouped product for each token: what a router that chooses one expert at a time chose in all."""
+    """Rows of a grouped matmul for each token: what a router that chooses one expert at a time chose in all."""
     if op_family(kind.name) is not WorkFamily.GROUPED or len(kind.inputs[0].shape) != 2:
         return 1
     return max(1, kind.inputs[0].shape[0] // max(tokens, 1))
@@ -275,6 +276,6 @@ def _numbered_parts(name: str) -> Iterator[tuple[str, int]]:
 
 
 def routing_policy_of(graph: CallGraph) -> str:
-    """By which policy experts are counted: that of the trace where it names an expectation, else what it touched."""
+    """By which policy experts are counted: the trace's, where it names an expectation, else what it touched."""
     policy = graph.workload.get("routing")
     return policy if policy in (UNIFORM, BALANCED, "one") else AS_TRACED if policy else UNIFORM

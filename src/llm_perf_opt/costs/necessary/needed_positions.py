@@ -2,7 +2,7 @@
 
 `generate` reads the logits of the last position. Whatever reaches no other output of the model than the logits (the
 head, and in the last layer everything but its keys and values) is needed for that position alone. Whatever reaches no
-output at all, as the last layers of a vision tower whose features are taken further down, is not needed.
+output at all is not needed: the last layers of a vision tower, where the features are taken from an earlier layer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from llm_perf_opt.ops.table import op_role, price
 class NeededPositions:
     """Rows of ops that make nothing but logits, sequences and tokens of a forward, and what the cache is made of.
 
-    Rows that are `unused` feed nothing that the model returns or keeps. `last_columns` are of a product in the last
-    layer that makes queries, keys and values at once: so many of its columns are not cached, and so are needed for the
-    last position alone.
+    Rows that are `unused` feed nothing that the model returns or keeps. `last_columns` are of a matmul in the last
+    layer that makes queries, keys and values at once: these columns are not cached, and so are needed for the last
+    position alone.
     """
 
     tail: frozenset[int] = frozenset()
@@ -36,11 +36,11 @@ class NeededPositions:
     tokens: int = 1
     cache_storages: frozenset[int] = frozenset()
 
-    def kept_of(self, row: int, product_rows: int) -> tuple[int, int]:
-        """Which share of the rows of a product is needed, as (needed, made): (1, tokens) in the tail of a prefill."""
+    def kept_of(self, row: int, matmul_rows: int) -> tuple[int, int]:
+        """Which share of the rows of a matmul is needed, as (needed, made): (1, tokens) in the tail of a prefill."""
         if row in self.unused:
             return 0, 1
-        if row in self.tail and self.tokens > 1 and product_rows % (self.batch * self.tokens) == 0:
+        if row in self.tail and self.tokens > 1 and matmul_rows % (self.batch * self.tokens) == 0:
             return 1, self.tokens
         return 1, 1
 
@@ -67,7 +67,7 @@ def needed_positions(graph: CallGraph) -> NeededPositions:
     )
 
 
-def _unused(graph: CallGraph, kept: set[int]) -> frozenset[int]:
+def _unused(graph: CallGraph, cached: set[int]) -> frozenset[int]:
     """Ops that feed nothing which the model returns, keeps or writes into memory that was there before.
 
     None of a run that computes gradients: they are returned by no module.
@@ -78,14 +78,14 @@ def _unused(graph: CallGraph, kept: set[int]) -> frozenset[int]:
     if graph.storages is None or not returned or any("backward" in kind.name for kind in graph.op_kinds):
         return frozenset()
     older = {storage for storage, origin in enumerate(graph.storages.origin) if origin not in _MADE_HERE}
-    return _rows_outside_slice(graph, returned | kept | older)
+    return _rows_outside_slice(graph, returned | cached | older)
 
 
 _MADE_HERE = frozenset({"activation", "scratch"})
 
 
 def _of_pages(graph: CallGraph, rows: Sequence[int]) -> NeededPositions:
-    """Of an engine, whose ops write keys and values into pages: what feeds none of them is the tail.
+    """Of an engine: its ops write keys and values into pages, and what feeds none of these ops is the tail.
 
     `rows` are the first of these ops for each layer; the others are of the same kinds. Kernels of engines write into
     their inputs, which a trace does not follow, so everything counts as used.
@@ -101,9 +101,9 @@ def _of_pages(graph: CallGraph, rows: Sequence[int]) -> NeededPositions:
 
 
 def _carried_outputs(graph: CallGraph, call: int) -> Iterator[tuple[int, TensorMeta]]:
-    """What a forward returns beside its first tensor, by storage, where at least two have three dimensions.
+    """What a forward returns after its first tensor, by storage, where at least two have three dimensions.
 
-    Keys and values come in pairs; a forward that returns its features and one vector beside them keeps no cache.
+    Keys and values come in pairs; a forward that returns its features and one vector keeps no cache.
     """
     outputs = list(call_tensors(graph, call, "output"))[1:]
     if sum(len(meta.shape) > 2 for meta, _ in outputs) > 1:
@@ -113,20 +113,22 @@ def _carried_outputs(graph: CallGraph, call: int) -> Iterator[tuple[int, TensorM
 def _last_columns(
     graph: CallGraph, tail: frozenset[int], carried: Mapping[int, Mapping[int, TensorMeta]]
 ) -> Iterator[tuple[int, int]]:
-    """Row of a product -> its columns that no cache holds, where the cache is all that it feeds outside the tail."""
+    """Row of a matmul -> its columns that no cache holds, where the cache is all that it feeds outside the tail."""
     ops, (starts, made_at) = ops_of(graph), tensor_offsets(graph)
-    is_product = [(cost := price(kind)) is not None and cost.flops > 0 for kind in graph.op_kinds]
-    feeds_product: set[int] = set()
+    is_matmul = [(cost := price(kind)) is not None and cost.flops > 0 for kind in graph.op_kinds]
+    # Backwards, so that each op knows whether a later matmul of the forward uses what it makes. The last layer's
+    # projections are the ones that feed none: attention of the tail does not count.
+    feeds_matmul: set[int] = set()
     rows: list[int] = []
     for row in range(len(ops.kind) - 1, -1, -1):
         if row in tail:
             continue
         made = ops.output_storages[made_at[row] : made_at[row + 1]]
-        feeds = not feeds_product.isdisjoint(made)
-        if is_product[ops.kind[row]] and not feeds and len(made) == 1:
+        feeds = not feeds_matmul.isdisjoint(made)
+        if is_matmul[ops.kind[row]] and not feeds and len(made) == 1:
             rows.append(row)
-        if feeds or is_product[ops.kind[row]]:
-            feeds_product.update(ops.input_storages[starts[row] : starts[row + 1]])
+        if feeds or is_matmul[ops.kind[row]]:
+            feeds_matmul.update(ops.input_storages[starts[row] : starts[row + 1]])
     forwards, roots = forward_of_ops(graph), _root_of_forward(graph)
     for row in rows:
         shape = graph.op_kinds[ops.kind[row]].outputs[0].shape
@@ -143,7 +145,7 @@ def _root_of_forward(graph: CallGraph) -> dict[int, int]:
 
 
 def _reached(graph: CallGraph, start: int, tail: frozenset[int]) -> set[int]:
-    """Storages that values of a product come to in its own forward, through ops outside the tail."""
+    """Storages that values of a matmul come to in its own forward, through ops outside the tail."""
     ops, (starts, made_at) = ops_of(graph), tensor_offsets(graph)
     forwards = forward_of_ops(graph)
     reached = {*ops.output_storages[made_at[start] : made_at[start + 1]]}

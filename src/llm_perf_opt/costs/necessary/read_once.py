@@ -72,6 +72,7 @@ def _largest_reads(
             source = storage if weight is None else weight.storage
             if not read or source in experts:
                 continue
+            # Memory made in this phase is no necessary read, except a cache that an earlier step of it left.
             is_left = kinds.get(storage) == _CACHE and storage not in stored and forwards[born[storage]] < forwards[row]
             if storage in stored or weight is not None or is_left:
                 key = (stage, forwards[row], source)
@@ -136,7 +137,7 @@ def _latent_bytes(graph: CallGraph, site: AttentionSite) -> int:
 
 
 def cache_number_bytes(graph: CallGraph) -> int:
-    """What one number of the cache takes, whose tensors are all of one type."""
+    """What one number of the cache takes; all its tensors have one type."""
     cache = kv_cache([graph])
     return 0 if cache is None else tensor_bytes(replace(cache.tensors[0], shape=(1,)))
 

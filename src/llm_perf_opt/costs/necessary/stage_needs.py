@@ -14,11 +14,11 @@ from enum import StrEnum
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import found_once, ops_of, stage_names, stage_of_ops
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
-from llm_perf_opt.core.tensor_formats import product_dtype
+from llm_perf_opt.core.tensor_formats import matmul_dtype
 from llm_perf_opt.core.units import format_bytes, format_flops, format_number_of
 from llm_perf_opt.costs.coverage import known_sum
 from llm_perf_opt.costs.memory.kv_cache import STEPS, new_tokens
-from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightMatmul, anatomy_of
 from llm_perf_opt.costs.necessary.expert_blocks import (
     AS_TRACED,
     BALANCED,
@@ -36,13 +36,13 @@ from llm_perf_opt.ops.table import price
 class Reason(StrEnum):
     """Why code may do more than is necessary; the text ends a sentence that begins with how much."""
 
-    POSITIONS = "positions whose result nobody uses: only the last one's logits are asked for"
-    UNUSED = "layers whose result feeds nothing that the model returns or keeps"
+    POSITIONS = "positions with a result that nobody uses: only the last position's logits are read"
+    UNUSED = "layers with a result that feeds nothing the model returns or keeps"
     HIDDEN_PAIRS = "pairs of query and key that the causal mask or the window hides"
     LATENT = "keys and values that the code expands from the latent cache again at every step"
     IDLE_EXPERTS = "experts that the code runs on tokens which did not choose them"
     WHOLE_ROWS = "rows of tokens that the traced rank gets beyond its expected share: a trace routes whole rows"
-    BETWEEN_ACTIVATIONS = "products between activations (scans, mixing, rotary tables), of which no bound is known"
+    BETWEEN_ACTIVATIONS = "matmuls between activations (scans, mixing, rotary tables), of which no bound is known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +88,11 @@ class NecessaryWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertReads:
-    """Layers whose routers choose alike: how many experts each of them has to read in one forward.
+    """Layers with routers that choose alike: how many experts each of them has to read in one forward.
 
-    Of a rank that holds a part of them, `experts` are its own, `tokens` those of all `ranks` that share the experts,
-    and `distinct` what is expected of any rank; `on_fullest` is what is expected of the one that reads the most,
-    None where nothing is drawn.
+    Of a rank that holds a part of them, `experts` are its own, `tokens` the tokens of all `ranks` that share the
+    experts, and `distinct` what is expected of any rank; `on_fullest` is expected of the rank that reads the most, None
+    where nothing is drawn.
     """
 
     layers: int
@@ -111,7 +111,7 @@ class _Sums:
 
     flops: Counter[str]
     saved: Counter[Reason]
-    used: dict[int, int]  # storage of a weight -> the most elements that one product takes of it
+    used: dict[int, int]  # storage of a weight -> the most elements that one matmul takes of it
     experts: list[ExpertBlock]
 
 
@@ -166,13 +166,14 @@ def _sums_by_stage(
     graph: CallGraph, anatomy: Anatomy, stages: array[int], contexts: Mapping[int, int]
 ) -> dict[int, _Sums]:
     sums: dict[int, _Sums] = defaultdict(lambda: _Sums(Counter(), Counter(), {}, []))
-    for product in anatomy.products:
-        into = sums[stages[product.row]]
-        into.flops[product_type(product)] += product.necessary_flops
-        reason = Reason.LATENT if product.is_expansion else Reason.POSITIONS
-        into.saved[Reason.UNUSED if product.is_unused else reason] += product.flops - product.necessary_flops
-        if not product.is_unused:
-            into.used[product.weight.storage] = max(into.used.get(product.weight.storage, 0), product.elements)
+    for matmul in anatomy.matmuls:
+        into = sums[stages[matmul.row]]
+        into.flops[matmul_type(matmul)] += matmul.necessary_flops
+        # Every FLOP that is not necessary gets one reason, so that the reasons add up to the difference.
+        reason = Reason.LATENT if matmul.is_expansion else Reason.POSITIONS
+        into.saved[Reason.UNUSED if matmul.is_unused else reason] += matmul.flops - matmul.necessary_flops
+        if not matmul.is_unused:
+            into.used[matmul.weight.storage] = max(into.used.get(matmul.weight.storage, 0), matmul.elements)
     for block in anatomy.experts:
         into = sums[stages[block.row]]
         into.flops[expert_type(graph, block)] += block.necessary_flops
@@ -188,21 +189,21 @@ def _sums_by_stage(
         into.flops[site.dtype] += needed
         hidden = Reason.HIDDEN_PAIRS if site.latent is None else Reason.LATENT
         into.saved[Reason.UNUSED if site.is_unused else hidden] += site.flops - needed
-    for row in anatomy.activation_products:
+    for row in anatomy.activation_matmuls:
         cost = price(graph.op_kinds[ops_of(graph).kind[row]])
         sums[stages[row]].saved[Reason.BETWEEN_ACTIVATIONS] += 0 if cost is None else cost.flops
     return sums
 
 
-def product_type(product: WeightProduct) -> str:
-    """In which type a product runs: its activation's, or that of the weight's stored format."""
-    return product_dtype((product.dtype, product.weight.meta.dtype)) or product.dtype
+def matmul_type(matmul: WeightMatmul) -> str:
+    """In which type a matmul runs: its activation's, or the type of the weight's stored format."""
+    return matmul_dtype((matmul.dtype, matmul.weight.meta.dtype)) or matmul.dtype
 
 
 def expert_type(graph: CallGraph, block: ExpertBlock) -> str:
-    """The same for the experts of a layer, whose matrices are stored alike."""
+    """The same for the experts of a layer; all their matrices are stored alike."""
     stored = [parameter.meta.dtype for parameter in graph.parameters if parameter.storage in block.storages]
-    return product_dtype((block.dtype, *stored)) or block.dtype
+    return matmul_dtype((block.dtype, *stored)) or block.dtype
 
 
 def _work(sums: _Sums, reads: StageReads | None, forwards: int, routing: str) -> NecessaryWork:
@@ -258,7 +259,7 @@ class StageNeeds:
 WORTH_SAYING = 0.10  # of the work as written
 _POLICIES = {
     UNIFORM: "the number expected when every token chooses uniformly",
-    BALANCED: "as many as so many tokens can touch",
+    BALANCED: "as many as this many tokens can touch",
     "one": "every token chooses the same",
     AS_TRACED: "as many as the trace touched",
 }
@@ -301,12 +302,12 @@ def expert_notes(stage: str, necessary: NecessaryWork) -> Iterator[Note]:
     if not necessary.distinct_experts:
         return
     first, *others = sorted(necessary.distinct_experts, key=lambda experts: -experts.layers)
-    told = [f"{stage}: {_reads_text(first)}."]
+    sentences = [f"{stage}: {_reads_text(first)}."]
     for reads in others:
         why = " as only the last position of each sequence is needed there" if reads.tokens < first.tokens else ""
-        told.append(f"Besides, {_reads_text(reads)}{why}.")
+        sentences.append(f"Besides, {_reads_text(reads)}{why}.")
     policy = _POLICIES.get(first.policy, "as the trace was routed")
-    yield Note(" ".join((*told, f"Routing policy {first.policy}: {policy}.")))
+    yield Note(" ".join((*sentences, f"Routing policy {first.policy}: {policy}.")))
 
 
 def _reads_text(reads: ExpertReads) -> str:
@@ -352,11 +353,15 @@ def necessary_table(stages: Sequence[StageNeeds]) -> Table:
     return replace(table, footer=("total", *map(known_sum, columns[1:]))) if stages else table
 
 
-def with_necessary(report: Report, stages: Sequence[StageNeeds]) -> Report:
-    """The report with this table behind its first one; as it is where no phase shows what is necessary."""
+def with_necessary(report: Report, stages: Sequence[StageNeeds], after: str | None = None) -> Report:
+    """The report with this table behind its first one, or behind the one with the title `after`.
+
+    As it is where no phase shows what is necessary.
+    """
     if not any(stage.necessary is not None for stage in stages):
         return report
-    first, rest = report.tables[:1], report.tables[1:]
+    place = 1 + [table.title for table in report.tables].index(after) if after is not None else 1
+    first, rest = report.tables[:place], report.tables[place:]
     return replace(
         report, tables=(*first, necessary_table(stages), *rest), notes=(*report.notes, *necessary_notes(stages))
     )

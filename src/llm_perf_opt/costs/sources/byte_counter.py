@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.plain_text import error_line
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of, operator_name
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.costs.sources.isolated_stages import ASKING_ERRORS, failed_phase, reason_of
+from llm_perf_opt.costs.sources.isolated_stages import ASKING_ERRORS, GhostCounter, failed_phase
 from llm_perf_opt.costs.sources.torch_prices import plain_values
 from llm_perf_opt.harness.isolation import OpenStages, build_on_ghosts, run_watched
 from llm_perf_opt.harness.op_watch import OpWatch
@@ -37,14 +38,8 @@ _PUTS = ("index_put", "index_copy", "index_fill", "scatter", "masked_scatter", "
 _ADDS_UP = ("index_add", "scatter_add", "scatter_reduce", "index_reduce")
 
 
-class ByteCounter:
+class ByteCounter(GhostCounter):
     """Watches a whole run on ghosts; it counts bytes and no FLOPs, and has no list of prices to look into."""
-
-    runs_model = True
-
-    def __init__(self, *, routing: str = "uniform", device: str = "cuda") -> None:
-        self._routing = routing
-        self._engine = Engine(device=device, routing=routing)
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which the target declares them."""
@@ -62,7 +57,7 @@ def _of_phase(target: Target, engine: Engine, routing: str) -> Iterator[SourceFi
         engine.oracle.routing = routing_policy(routing, target.phase)
         tally = _tally(target, engine)
     except ASKING_ERRORS as error:
-        yield from failed_phase(target, SOURCE, reason_of(error))
+        yield from failed_phase(target, SOURCE, error_line(error))
         return
     seconds = (time.perf_counter() - started) / max(1, len(tally))
     for name in (*(stage.name for stage in target.stages), target.phase):
@@ -132,8 +127,8 @@ def _put_bytes(inputs: Sequence[torch.Tensor], *, adds_up: bool, is_in_place: bo
     target, *others = inputs
     values = others[-1]
     written = values.numel() * target.element_size()
-    whole = 0 if is_in_place else 2 * _sum([target])
-    return _sum(others) + written + whole + (written if adds_up else 0)
+    copied = 0 if is_in_place else 2 * _sum([target])
+    return _sum(others) + written + copied + (written if adds_up else 0)
 
 
 def _share_used(inputs: Sequence[torch.Tensor]) -> int | None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.plain_text import error_line
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import Method, SourceFigures
@@ -37,7 +38,7 @@ from llm_perf_opt.costs.sources.fvcore_reading import (
     prefixed,
     read_module,
 )
-from llm_perf_opt.costs.sources.isolated_stages import ASKING_ERRORS, IsolatedStage, ask, failed_phase, reason_of
+from llm_perf_opt.costs.sources.isolated_stages import ASKING_ERRORS, GhostCounter, IsolatedStage, ask, failed_phase
 from llm_perf_opt.harness.environment import free_memory_bytes
 from llm_perf_opt.harness.isolation import IsolatedCall, build_on_ghosts
 from llm_perf_opt.harness.module_calls import watch_forwards
@@ -54,14 +55,8 @@ _TABLE_DEPTH = 3  # fvcore's own default
 _SHARE_FOR_WEIGHTS = 0.5  # of free memory; activations need some too
 
 
-class FvcoreCounter:
+class FvcoreCounter(GhostCounter):
     """Asks `FlopCountAnalysis` and `ActivationCountAnalysis`. Multiply-adds, which fvcore calls flops, are doubled."""
-
-    runs_model = True
-
-    def __init__(self, *, routing: str = "uniform", device: str = "cuda") -> None:
-        self._routing = routing
-        self._engine = Engine(device=device, routing=routing)
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which they run."""
@@ -87,13 +82,13 @@ class FvcoreCounter:
             self._engine.oracle.routing = routing_policy(self._routing, target.phase)
             model = build_on_ghosts(target, self._engine)
         except ASKING_ERRORS as error:
-            return _failed_run(target, reason_of(error))
+            return _failed_run(target, error_line(error))
         try:
             reading = self._engine.run(lambda: _read_on_ghosts(target, model))
             figures = replace(_of_run(target, model, reading), routing=self._engine.oracle.routing.name)
         except ASKING_ERRORS as error:
             fresh = adapter.targets(workload)[place]  # the other one built ghosts
-            figures = _of_real_run(fresh, bytes_of(model), reason_of(error))
+            figures = _of_real_run(fresh, bytes_of(model), error_line(error))
         return replace(figures, seconds=time.perf_counter() - start)
 
 
@@ -130,15 +125,15 @@ def _read_call(call: IsolatedCall, engine: Engine) -> tuple[FvcoreReading, str |
     except ASKING_ERRORS as error:
         if lack := lack_of_memory(bytes_of(call.module)):
             raise PerfOptError(
-                f"weightless tensors were refused ({reason_of(error)}), and {lack}",
-                why="fvcore traces a module that runs",
+                f"weightless tensors were refused ({error_line(error)}), and {lack}",
+                why="fvcore counts a module while the module runs",
                 fix="use a machine with more memory, or another source",
             ) from error
         module, args, kwargs = real_twin(call.module), *real_twin((call.args, call.kwargs))
         real = replace(call, module=module, args=args, kwargs=kwargs)
         with torch.no_grad():
             reading = _read_isolated(OnTensors(real), call, SeenWork())
-        return reading, f"{call.path} ran on real tensors, because weightless ones were refused: {reason_of(error)}"
+        return reading, f"{call.path} ran on real tensors, because weightless ones were refused: {error_line(error)}"
 
 
 def _read_isolated(module: OnTensors, call: IsolatedCall, seen: SeenWork) -> FvcoreReading:
@@ -166,7 +161,7 @@ def _of_real_run(target: Target, weight_bytes: int, refusal: str) -> SourceFigur
             reading = read_module(phase, phase.tensors, SeenWork(), path_of=path_of, table_depth=_TABLE_DEPTH)
     except ASKING_ERRORS as error:
         return _failed_run(
-            target, f"weightless tensors were refused ({refusal}), and real ones too ({reason_of(error)})"
+            target, f"weightless tensors were refused ({refusal}), and real ones too ({error_line(error)})"
         )
     figures = _of_run(target, model, reading)
     note = f"it ran on real tensors with random weights, because weightless ones were refused: {refusal}"
@@ -264,7 +259,7 @@ class OnePhase(torch.nn.Module):
     """A phase of a model as one module: a function of the tensors that the phase begins with.
 
     The tracer drops whatever nothing returned depends on, such as the logits of a decode that gives back its cache. So
-    the outputs of all modules are returned too, or of real tensors those of the model alone: they would fill memory.
+    the outputs of all modules are returned too. Real tensors would fill memory, so then the model's output alone is.
     """
 
     def __init__(self, target: Target, model: torch.nn.Module, given: object, *, keeps_all: bool) -> None:
@@ -276,18 +271,18 @@ class OnePhase(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that the phase and its modules return."""
         (given,) = with_tensors(self._given, zip(self.tensors, tensors, strict=True))
-        kept: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
 
         def before(path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             pass
 
         def after(path: str, output: Any) -> None:
             if self._keeps_all or not path:
-                kept.extend(tensor for tensor in tensors_in(output) if tensor.is_floating_point())
+                outputs.extend(tensor for tensor in tensors_in(output) if tensor.is_floating_point())
 
         with observing(self._target, self.model), watch_forwards(self.model, before, after):
-            kept.extend(tensors_in(self._target.run(self.model, given)))
-        return _returnable({id(tensor): tensor for tensor in kept}.values())
+            outputs.extend(tensors_in(self._target.run(self.model, given)))
+        return _returnable({id(tensor): tensor for tensor in outputs}.values())
 
 
 def _returnable(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:

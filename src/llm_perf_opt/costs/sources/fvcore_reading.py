@@ -101,16 +101,16 @@ def _rows_with_work(statistics: Mapping[str, Mapping[str, int]], **_: Any) -> di
     children: dict[str, list[str]] = {}
     for name in filter(None, statistics):
         children.setdefault(name.rpartition(".")[0], []).append(name)
-    kept: dict[str, dict[str, int]] = {}
+    chosen: dict[str, dict[str, int]] = {}
 
     def keep(name: str) -> bool:
         below = [keep(child) for child in children.get(name, ())]
         if any(below) or not name or any(statistics[name].values()):
-            kept[name] = dict(statistics[name])
-        return name in kept
+            chosen[name] = dict(statistics[name])
+        return name in chosen
 
     keep("")
-    return kept
+    return chosen
 
 
 def prefixed(attribute: str, path: str) -> Callable[[str], str | None]:
@@ -147,19 +147,19 @@ class _Trace:
 @contextmanager
 def _one_trace() -> Iterator[_Trace]:
     """Every analysis of a module reads the first trace of it."""
-    kept = _Trace()
+    shared = _Trace()
 
     def traced_once(trace: Any) -> Any:
         def traced(module: torch.nn.Module, inputs: Any) -> Any:
-            if kept.graph is None:
-                kept.graph, _ = trace(module, inputs)
-            return kept.graph, None
+            if shared.graph is None:
+                shared.graph, _ = trace(module, inputs)
+            return shared.graph, None
 
         return traced
 
     with ThreadPatches() as patches:
         patches.wrap(importlib.import_module("fvcore.nn.jit_analysis"), "_get_trace_graph", traced_once)
-        yield kept
+        yield shared
 
 
 def _quiet(analysis: Any) -> Any:
@@ -174,17 +174,17 @@ def _flops(macs: Mapping[str, float]) -> dict[str, int]:
 def _modules(
     own: Any, completed: Any | None, activations: Any, path_of: Callable[[str], str | None]
 ) -> Iterator[ModuleFigure]:
-    """`by_module_and_operator` of every module that did any counted work, and of the others whose work is ours."""
-    whole = {} if completed is None else completed.by_module()
+    """`by_module_and_operator` of every module with work that fvcore counted or that we completed."""
+    completed_macs = {} if completed is None else completed.by_module()
     put_out = activations.by_module()
     for name, macs in own.by_module_and_operator().items():
         path, flops = path_of(name), Counter(_flops(macs))
-        if path is None or not (flops.total() or whole.get(name)):
+        if path is None or not (flops.total() or completed_macs.get(name)):
             continue
         yield ModuleFigure(
             path=path,
             flops=flops.total(),
-            completed_flops=None if completed is None else round(FLOPS_PER_MAC * whole[name]),
+            completed_flops=None if completed is None else round(FLOPS_PER_MAC * completed_macs[name]),
             activations=int(put_out[name]),
             operators=tuple(flops.most_common()),
         )
@@ -203,7 +203,7 @@ def operators_of(readings: Sequence[FvcoreReading]) -> tuple[OperatorFigure, ...
 
 
 def modules_of(readings: Sequence[FvcoreReading]) -> tuple[ModuleFigure, ...]:
-    """Every module once, with all its calls and those of its equals."""
+    """Every module once, with all its calls and the calls of its equals."""
     figures: dict[str, ModuleFigure] = {}
     for reading in readings:
         for module in reading.modules:
@@ -272,8 +272,8 @@ def notes_of(readings: Sequence[FvcoreReading]) -> Iterator[str]:
 
 # What fvcore leaves out of one traced call, adds to it or rounds, and the handles that complete it.
 #
-# fvcore has no handle for fused attention, grouped products, recurrent layers and whatever a library registers itself.
-# It adds norms, gives an einsum in four digits, and reads the batch of a product off its left operand. A handle of
+# fvcore has no handle for fused attention, grouped matmuls, recurrent layers and whatever a library registers itself.
+# It adds norms, gives an einsum in four digits, and reads the batch of a matmul off its left operand. A handle of
 # ours prices the op from the shapes in the trace: fvcore calls it as one of its own, so that its totals by module are
 # complete too. Which figures are made so stays visible: `SourceFigures.completed_flops`, apart from fvcore's own
 # `flops`.

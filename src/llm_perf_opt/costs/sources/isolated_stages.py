@@ -35,7 +35,7 @@ class IsolatedStage:
         if not self.loose_ops:
             return ()
         work = ", ".join(spot.operator for spot in self.loose)
-        return (f"{self.loose_ops:,} ops ran in no isolated module, {f'among them {work}' if work else 'no product'}",)
+        return (f"{self.loose_ops:,} ops ran in no isolated module, {f'among them {work}' if work else 'no matmul'}",)
 
 
 def isolated_stages(target: Target, engine: Engine) -> tuple[IsolatedStage, ...]:
@@ -55,6 +55,17 @@ def isolated_stages(target: Target, engine: Engine) -> tuple[IsolatedStage, ...]
     )
 
 
+class GhostCounter:
+    """What every source has that runs a model on ghosts: the engine, and the routing that it is told."""
+
+    runs_model = True
+
+    def __init__(self, *, routing: str = "uniform", device: str = "cuda") -> None:
+        routing_policy(routing)  # one that does not exist is refused here, not as the failure of a stage
+        self._routing = routing
+        self._engine = Engine(device=device, routing=routing)
+
+
 def ask(
     target: Target,
     engine: Engine,
@@ -67,14 +78,14 @@ def ask(
         engine.oracle.routing = routing_policy(routing, target.phase)
         stages = isolated_stages(target, engine)
     except ASKING_ERRORS as error:
-        yield from failed_phase(target, source, reason_of(error))
+        yield from failed_phase(target, source, error_line(error))
         return
     for stage in stages:
         start = time.perf_counter()
         try:
             figures = of_stage(stage, engine)
         except ASKING_ERRORS as error:
-            figures = _failed(source, target.phase, stage.name, reason_of(error))
+            figures = _failed(source, target.phase, stage.name, error_line(error))
         yield replace(figures, routing=engine.oracle.routing.name, seconds=time.perf_counter() - start)
 
 
@@ -85,11 +96,6 @@ def failed_phase(target: Target, source: str, failure: str) -> tuple[SourceFigur
 
 def _failed(source: str, phase: str, stage: str, failure: str) -> SourceFigures:
     return SourceFigures(source=source, phase=phase, stage=stage, method=Method.ISOLATED, failure=failure)
-
-
-def reason_of(error: BaseException) -> str:
-    """What was raised, in one line."""
-    return error_line(error)
 
 
 def _stage_names(target: Target) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.interrupts import Interruptible
+from llm_perf_opt.core.plain_text import error_line
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.source_figures import Method, SourceFigures, WorkFamily, family_of
 from llm_perf_opt.core.workload import Workload
-from llm_perf_opt.costs.sources.isolated_stages import ASKING_ERRORS, IsolatedStage, ask, reason_of
+from llm_perf_opt.costs.sources.isolated_stages import ASKING_ERRORS, GhostCounter, IsolatedStage, ask
 from llm_perf_opt.costs.sources.torch_prices import Tally, count, extra_formulas
 from llm_perf_opt.harness.isolation import IsolatedCall
 from llm_perf_opt.weightless import Engine
@@ -53,18 +54,12 @@ def _switched(module: torch.nn.Module) -> list[Any]:
 SOURCE = "torch-counter"
 
 
-class TorchCounter:
+class TorchCounter(GhostCounter):
     """Asks `FlopCounterMode`. It prices `mm`, `addmm`, `bmm`, convolutions and CUDA attention, and nothing else.
 
-    Other kernels of attention get its formula for those of CUDA. Experts run one after the other, where the model
-    offers that, so that torch counts their products itself; a grouped product that is left is counted group by group.
+    Other kernels of attention get its formula for CUDA attention. Experts run one after the other, where the model
+    offers that, so that torch counts their matmuls itself; a grouped matmul that is left is counted group by group.
     """
-
-    runs_model = True
-
-    def __init__(self, *, routing: str = "uniform", device: str = "cuda") -> None:
-        self._routing = routing
-        self._engine = Engine(device=device, routing=routing)
 
     def figures(self, adapter: ModelAdapter, workload: Workload) -> tuple[SourceFigures, ...]:
         """The figures of each stage of every phase, in the order in which they run."""
@@ -99,14 +94,14 @@ def _counted(call: IsolatedCall, engine: Engine) -> Tally:
             with looped_experts(call.module):
                 return count(engine, partial(_run, call))
         except ASKING_ERRORS as error:
-            log.info("%s: its experts do not run one by one: %s", call.path, reason_of(error))
+            log.info("%s: its experts do not run one by one: %s", call.path, error_line(error))
     return count(engine, partial(_run, call))
 
 
 def _notes(stage: IsolatedStage, tally: Tally) -> Iterator[str]:
     is_grouped = any(family_of(name) is WorkFamily.GROUPED for name in tally.calls)
     if not is_grouped and any(has_grouped_experts(call.module) for call in stage.calls):
-        yield "experts were run one after the other, as plain products"
+        yield "experts were run one after the other, as plain matmuls"
     if borrowed := sorted(name for name in tally.flops if name in map(str, extra_formulas())):
         yield f"torch's counter has no formula for {', '.join(borrowed)} and was given one"
 

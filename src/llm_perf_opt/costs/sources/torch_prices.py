@@ -2,7 +2,7 @@
 
 They fill the blind spots of a source, never its figure.
 
-Attention gets torch's own formula, which it keeps for the CUDA kernels alone. A grouped product is counted group by
+Attention gets torch's own formula, which it keeps for the CUDA kernels alone. A grouped matmul is counted group by
 group, from where the offsets say that each ends: the price list of the trace goes by shapes, and knows no group.
 
 Fused ops that it has no formula for get one of `extra_formulas`, or most experts and much attention would have but one
@@ -28,7 +28,7 @@ from llm_perf_opt.weightless import Engine, Ghost
 
 Shape = Sequence[int]
 
-_CAUSES = {WorkFamily.ATTENTION: "fused-attention-uncounted", WorkFamily.GROUPED: "grouped-product-uncounted"}
+_CAUSES = {WorkFamily.ATTENTION: "fused-attention-uncounted", WorkFamily.GROUPED: "grouped-matmul-uncounted"}
 _RECURRENT = ("lstm", "gru", "rnn")
 _HARMLESS_NAMESPACES = ("aten.", "prim.", "prims.")
 
@@ -79,7 +79,7 @@ def _grouped(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     return 2 * math.prod(outputs[0]) * left[-1]
 
 
-def _product(position: int) -> Callable[[Sequence[Shape], Sequence[Shape]], int]:
+def _matmul(position: int) -> Callable[[Sequence[Shape], Sequence[Shape]], int]:
     def flops(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
         return 2 * math.prod(outputs[0]) * inputs[position][-1]
 
@@ -105,8 +105,8 @@ def _recurrent(leading: int) -> Callable[[Sequence[Shape], Sequence[Shape]], int
 
 
 _FORMULAS: dict[str, Callable[[Sequence[Shape], Sequence[Shape]], int]] = {
-    **dict.fromkeys(("mm", "bmm", "matmul", "linear", "mv", "dot", "vdot", "inner", "int_mm"), _product(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product(1)),
+    **dict.fromkeys(("mm", "bmm", "matmul", "linear", "mv", "dot", "vdot", "inner", "int_mm"), _matmul(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _matmul(1)),
     **dict.fromkeys(("grouped_mm", "scaled_grouped_mm", "grouped_mm_fallback"), _grouped),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(
@@ -136,7 +136,7 @@ def attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, out_shape: 
 def grouped_flops(
     left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, out_val: Any = None, **__: Any
 ) -> int:
-    """Two per multiply-add of each group's own product; without values in the offsets, as if no row were left over."""
+    """Two per multiply-add of each group's own matmul; without values in the offsets, as if no row were left over."""
     sizes = _group_sizes(offs)
     if left.ndim == right.ndim == 3:
         return 2 * left.numel() * right.shape[-1]

@@ -1,8 +1,8 @@
 """What vLLM itself says a step costs: the estimate behind its MFU metric, made from its configuration alone.
 
-It is computed where vLLM is, and kept in the trace of vLLM's code. The trace shows what it leaves out: the products of
+It is computed where vLLM is, and kept in the trace of vLLM's code. The trace shows what it leaves out: the matmuls of
 routers; a latent decode step as it runs, on latent vectors; experts padded to the tiles of a kernel. Under expert
-parallelism it counts dense and shared layers whole on every rank.
+parallelism it counts dense and shared layers replicated on every rank.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def _failed(phase: str, reason: str) -> SourceFigures:
 
 
 def _of_phase(graph: CallGraph) -> SourceFigures:
-    told = graph.runtime.get(KEY)
-    parts = told.get("flops") if isinstance(told, Mapping) else None
+    estimate = graph.runtime.get(KEY)
+    parts = estimate.get("flops") if isinstance(estimate, Mapping) else None
     if not isinstance(parts, Mapping) or not parts:
-        reason = told.get("reason") if isinstance(told, Mapping) else "the trace is not of vLLM's code"
+        reason = estimate.get("reason") if isinstance(estimate, Mapping) else "the trace is not of vLLM's code"
         return _failed(graph.phase, str(reason or "vLLM gave no figures"))
     operators = tuple(
         OperatorFigure(name=name, family=_family(name), flops=int(count)) for name, count in parts.items()
@@ -69,7 +69,7 @@ def _family(part: str) -> WorkFamily:
     name = part.rpartition(".")[2]
     if name.startswith("attn_") or name == "kv_b_proj":
         return WorkFamily.ATTENTION
-    return WorkFamily.GROUPED if name == "routed_ffn" else WorkFamily.PRODUCT
+    return WorkFamily.GROUPED if name == "routed_ffn" else WorkFamily.MATMUL
 
 
 def _gaps(graph: CallGraph, operators: Sequence[OperatorFigure]) -> Iterator[BlindSpot]:
@@ -85,7 +85,7 @@ def _gaps(graph: CallGraph, operators: Sequence[OperatorFigure]) -> Iterator[Bli
         yield BlindSpot(cause="latent-attention-expanded", operator=_LATENT, calls=ran.latent_calls, flops=gap)
     if ran.expert_calls and (gap := ran.experts - theirs[WorkFamily.GROUPED]) > 0:
         yield BlindSpot(cause="padded-experts", operator=_EXPERTS, calls=ran.expert_calls, flops=gap)
-    if ran.is_expert_parallel and (gap := theirs[WorkFamily.PRODUCT] - (ran.products - routers)) > 0:
+    if ran.is_expert_parallel and (gap := theirs[WorkFamily.MATMUL] - (ran.matmuls - routers)) > 0:
         yield BlindSpot(cause="whole-on-expert-ranks", operator=_LINEAR, calls=0, flops=gap)
 
 
@@ -94,7 +94,7 @@ class _Work:
 
     def __init__(self, *, is_expert_parallel: bool) -> None:
         self.is_expert_parallel = is_expert_parallel
-        self.products = self.attention = self.experts = self.latent_calls = self.expert_calls = 0
+        self.matmuls = self.attention = self.experts = self.latent_calls = self.expert_calls = 0
         self.routers = (0, 0)  # FLOPs and calls
 
 
@@ -114,7 +114,7 @@ def _work_of(graph: CallGraph) -> _Work:
             work.experts += flops
             work.expert_calls += count
         else:
-            work.products += flops
+            work.matmuls += flops
             path = graph.paths[calls.path[call]] if call >= 0 else ""
             if path.rpartition(".")[2] in _ROUTERS:
                 work.routers = (work.routers[0] + flops, work.routers[1] + count)

@@ -23,7 +23,7 @@ export function boxTexts(box, state, ledger) {
     name: shortened(box.className, FONTS.name, Math.max(WIDEST_TEXT - loopRoom, 120)),
     path: shortened(placeText(box, state.fullPaths), FONTS.path, state.fullPaths ? 1.6 * WIDEST_TEXT : WIDEST_TEXT),
     cost: [bound + figure.format(value), ...(total === 0n ? [] : [formatShare(value, total)])].join(" · "),
-    calls: [plural(box.calls, "call"), ...(box.exchange ? [box.exchange] : [])].join(" · "),
+    calls: [plural(box.calls, "call"), ...(box.communication ? [box.communication] : [])].join(" · "),
   };
 }
 
@@ -49,7 +49,7 @@ function shortPath(box, full) {
   return path;
 }
 
-/** Width and height of a box whose inside is not shown. */
+/** Width and height of a closed box. */
 export function closedSize(box, texts) {
   const costLine = textWidth(texts.cost, FONTS.small) + GAP + textWidth(texts.calls, FONTS.small);
   const text = Math.max(nameLine(box, texts), textWidth(texts.path, FONTS.path), costLine);

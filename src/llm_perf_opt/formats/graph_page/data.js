@@ -7,7 +7,7 @@ const IS_LEFT_OUT = 4; // stands for what a filter took out of the box around it
 
 export class Box {
   constructor(number, row, tables) {
-    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, context, inputs, outputs, members, flags, exchange, exchanges] = row;
+    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, context, inputs, outputs, members, flags, communication, communicationFacts] = row;
     const { strings } = tables;
     this.number = number;
     this.parentNumber = parent;
@@ -24,8 +24,8 @@ export class Box {
     this.isOpenAtFirst = (flags & IS_OPEN) !== 0;
     this.isSplit = (flags & IS_SPLIT) !== 0;
     this.isLeftOut = (flags & IS_LEFT_OUT) !== 0;
-    this.exchange = strings[exchange]; // with other ranks, in short; empty on one device
-    this.exchanges = exchanges.map(([kind, amount]) => [strings[kind], strings[amount]]);
+    this.communication = strings[communication]; // in short; empty on one device
+    this.communicationFacts = communicationFacts.map(([kind, amount]) => [strings[kind], strings[amount]]);
     this.parent = null;
     this.children = [];
     this.arrowsIn = [];
@@ -43,7 +43,7 @@ export class Box {
     return `${plural(this.instances, "module")} of ${this.stage}`;
   }
 
-  /** Calls that are not those of the boxes inside it. */
+  /** Calls of its own, without the boxes inside it. */
   get ownCalls() {
     return this.isSplit ? 0n : BigInt(this.calls);
   }

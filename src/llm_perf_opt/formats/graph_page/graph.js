@@ -97,7 +97,7 @@ export class Graph {
     head.style.setProperty("--share", `${(100 * share(box, state, this.ledger)).toFixed(2)}%`);
     paint(element, box, this.view, state, this.ledger);
     const loops = box.loops.map((loop) => loop.text).join(", ");
-    const spoken = [oneLine(box.label), loops, plural(box.calls, "call"), box.exchange, texts.cost, `stage ${oneLine(box.stage)}`];
+    const spoken = [oneLine(box.label), loops, plural(box.calls, "call"), box.communication, texts.cost, `stage ${oneLine(box.stage)}`];
     element.setAttribute("aria-label", spoken.filter(Boolean).join(", "));
   }
 

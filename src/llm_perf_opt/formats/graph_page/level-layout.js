@@ -1,4 +1,4 @@
-// Places the children of one box: each part that arrows connect on its own, the parts beside each other in rows.
+// Places the children of one box: each part that arrows connect on its own, the parts next to each other in rows.
 import { NODE_GAP, placedPart } from "./part-layout.js";
 
 const ASPECT = 1.3; // width by height to aim for when nothing else is known

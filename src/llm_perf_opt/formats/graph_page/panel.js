@@ -73,7 +73,7 @@ export class Panel {
         row("Instances", formatCount(BigInt(box.instances))),
         row("Calls per instance", box.callsPerInstance.map((calls) => formatCount(BigInt(calls))).join(" or ")),
       ]),
-      ...paramPart("Exchanged with other ranks", box.exchanges),
+      ...paramPart("Collectives", box.communicationFacts),
       ...this.flowPart(box),
       ...tensorPart("Inputs", box.inputs),
       ...tensorPart("Outputs", box.outputs),

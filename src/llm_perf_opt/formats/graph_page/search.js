@@ -6,7 +6,7 @@ import { oneLine } from "./text-width.js";
 const SHOWN_AT_ONCE = 40;
 const PAUSE_MS = 120;
 
-/** The boxes whose class, path or one of whose instances contains the words, letter case aside. */
+/** The boxes with the words in their class, path or an instance's name, letter case aside. */
 export function matches(view, query) {
   const wanted = query.trim().toLowerCase();
   if (!wanted) return [];

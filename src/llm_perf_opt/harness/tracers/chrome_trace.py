@@ -65,17 +65,17 @@ def read_chrome_trace(document: Mapping[str, Any]) -> ProfiledRun:
     trace = msgspec.convert(document, type=ChromeTrace)
     events = [event for event in trace.traceEvents if event.ph == "X" and event.dur is not None]
     slices = nested(_of_model_thread(events))
-    origin_ns = next((one.start_ns for one in slices if _is_module_range(one.event)), 0)
+    origin_ns = next((op.start_ns for op in slices if _is_module_range(op.event)), 0)
     on_device = [event for event in events if event.cat in ON_DEVICE]
     device_ns = _device_time(on_device, KernelLaunches(events, [slices]), slices)
-    found: list[Entered | Left | ProfiledOp] = []
+    events_of_model: list[Entered | Left | ProfiledOp] = []
     for row, is_end in _steps(slices):
-        one = slices[row]
-        if _is_module_range(one.event):
-            found.append(Left(one.end_ns - origin_ns) if is_end else Entered(one.start_ns - origin_ns))
+        op = slices[row]
+        if _is_module_range(op.event):
+            events_of_model.append(Left(op.end_ns - origin_ns) if is_end else Entered(op.start_ns - origin_ns))
         elif _outermost(slices, row) == row:
-            found.append(_op(one, device_ns[row] if on_device else None))
-    return ProfiledRun(events=tuple(found), unattributed_device_ns=device_ns[_NOBODY])
+            events_of_model.append(_op(op, device_ns[row] if on_device else None))
+    return ProfiledRun(events=tuple(events_of_model), unattributed_device_ns=device_ns[_NOBODY])
 
 
 def _of_model_thread(events: Sequence[ChromeEvent]) -> list[ChromeEvent]:
@@ -95,8 +95,8 @@ def _is_module_range(event: ChromeEvent) -> bool:
 def _steps(slices: Sequence[TimedOp]) -> Iterator[tuple[int, bool]]:
     """The row of each slice when it begins, and of each module range once more when it ends."""
     open_rows: list[int] = []
-    for row, one in enumerate(slices):
-        while open_rows and open_rows[-1] != one.parent:
+    for row, op in enumerate(slices):
+        while open_rows and open_rows[-1] != op.parent:
             ended = open_rows.pop()
             if _is_module_range(slices[ended].event):
                 yield ended, True
@@ -119,15 +119,15 @@ def _device_time(on_device: Sequence[ChromeEvent], launches: KernelLaunches, sli
     """Row of an outermost op -> time of what it launched; what no op launched is nobody's."""
     spent: Counter[int] = Counter()
     for event in on_device:
-        found = launches.op_of(event)
-        row = _NOBODY if found is None else found[1]
+        launcher = launches.op_of(event)
+        row = _NOBODY if launcher is None else launcher[1]
         is_op = row != _NOBODY and not _is_module_range(slices[row].event)
         spent[_outermost(slices, row) if is_op else _NOBODY] += event.duration_ns
     return spent
 
 
-def _op(one: TimedOp, device_ns: int | None) -> ProfiledOp:
-    fields = arguments_of(one.event)
+def _op(op: TimedOp, device_ns: int | None) -> ProfiledOp:
+    fields = arguments_of(op.event)
     known = {
         "input_shapes": fields.input_dims,
         "input_types": fields.input_types,
@@ -135,8 +135,8 @@ def _op(one: TimedOp, device_ns: int | None) -> ProfiledOp:
         "allocated_bytes": fields.allocated_bytes,
     }
     return ProfiledOp(
-        name=str(one.event.name),
+        name=str(op.event.name),
         arguments={name: value for name, value in known.items() if value not in (None, [])},
-        duration_ns=one.end_ns - one.start_ns,
+        duration_ns=op.end_ns - op.start_ns,
         device_ns=device_ns,
     )

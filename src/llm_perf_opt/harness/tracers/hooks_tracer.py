@@ -70,7 +70,7 @@ class _TimedCalls:
     """Module calls on one clock. The clock is read last on entry and first on exit: our own work is the caller's.
 
     While the model runs an event is only noted, since whatever more is touched is pushed out of the caches by the next
-    matrix product and paid for again; the builder gets to see the events when the run is over.
+    matmul and paid for again; the builder gets to see the events when the run is over.
     """
 
     def __init__(self, tensors: RealTensors, wait: Callable[[], None] | None) -> None:

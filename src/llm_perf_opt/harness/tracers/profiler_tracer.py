@@ -118,15 +118,15 @@ class ProfilerTracer:
         return self._export(profiler, target.phase), facts, stop, failure
 
     def _export(self, profiler: profile, phase: str) -> Mapping[str, Any]:
-        kept = None if self._keep_in is None else self._keep_in / f"{phase}{CHROME_SUFFIX}"
+        chrome_file = None if self._keep_in is None else self._keep_in / f"{phase}{CHROME_SUFFIX}"
         with exported_trace(profiler, self._keep_in) as file:
             document: Mapping[str, Any] = json.loads(file.read_text("utf-8", errors="replace"))
-            if kept is not None and not self._options:
-                move_whole(file, kept)
+            if chrome_file is not None and not self._options:
+                move_whole(file, chrome_file)
         if self._options:
             annotate(document, op_details(profiler, self._options))
-            if kept is not None:
-                write_whole(kept, [json.dumps(document).encode()])
+            if chrome_file is not None:
+                write_whole(chrome_file, [json.dumps(document).encode()])
         return document
 
 
@@ -174,7 +174,7 @@ class _RangedCalls:
         if entered != len(self._calls):
             raise PerfOptError(
                 f"The profiler kept {entered} of {len(self._calls)} module ranges.",
-                why="its buffer was full, so ops cannot be placed in modules",
+                why="its buffer was full, so ops cannot be assigned to modules",
                 fix="profile a smaller workload, or fewer decode steps",
             )
 

@@ -10,9 +10,12 @@ import importlib
 import shutil
 import subprocess
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,12 +78,7 @@ class TorchLensTracer:
 
     def require_drawable(self, target: Target, pictures: Sequence[ModulePicture]) -> None:
         """Graphviz is there, and the model, built without weights, has the modules."""
-        if shutil.which("dot") is None:
-            raise PerfOptError(
-                "TorchLens cannot draw: Graphviz is not installed.",
-                why="its pictures are laid out by the program dot, which is not on the PATH",
-                fix="install it: apt install graphviz, brew install graphviz, or conda install graphviz",
-            )
+        _require_graphviz()
         engine = Engine(device="cpu")
         with engine:
             model = engine.adopt(target.build())
@@ -109,6 +107,78 @@ class TorchLensTracer:
             output_transform=_unchanged,  # with a transform TorchLens never runs the forward a second time
             random_seed=0,
             unwrap_when_done=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedLayer:
+    """One op of a logged forward; `containing_modules_origin_nested` has `path:pass` from the outermost module in."""
+
+    layer_label: str
+    layer_type: str
+    containing_modules_origin_nested: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPassLog:
+    """What `log_forward_pass` of TorchLens up to 1 gave, as far as call graphs are made from it."""
+
+    module_num_passes: dict[str, int]
+    layers: dict[str, LoggedLayer]
+
+    @property
+    def layer_labels(self) -> list[str]:
+        """Every op, in order."""
+        return list(self.layers)
+
+    def __getitem__(self, label: str) -> LoggedLayer:
+        return self.layers[label]
+
+
+def log_forward_pass(
+    model: torch.nn.Module,
+    input_args: Sequence[Any],
+    input_kwargs: Mapping[str, Any] | None = None,
+    *,
+    layers_to_save: str | None = "none",
+    vis_opt: str = "none",
+    vis_outpath: str | Path = "graph.gv",
+    vis_fileformat: str = "pdf",
+) -> ForwardPassLog:
+    """One forward under the installed TorchLens, which has no function of this name; no activation is kept."""
+    if layers_to_save not in ("none", None) or vis_opt not in ("none", "rolled", "unrolled"):
+        raise UsageError(
+            f"layers_to_save={layers_to_save!r}, vis_opt={vis_opt!r} is not supported.",
+            why="this tracer logs shapes and calls but saves no activations; its pictures are rolled or unrolled",
+            fix='use layers_to_save="none" and vis_opt="none", "rolled" or "unrolled"',
+        )
+    if vis_opt != "none":
+        _require_graphviz()
+    tracer = TorchLensTracer()
+    options = tracer._options(recurrence_detection=vis_opt == "rolled")
+    with torch.no_grad(), _torch_restored(model), silenced():
+        seen = tracer._torchlens.trace(model, tuple(input_args), dict(input_kwargs or {}), capture=options)
+    if vis_opt != "none":
+        picture = ModulePicture(module="", file=Path(f"{vis_outpath}.{vis_fileformat}"), is_rolled=vis_opt == "rolled")
+        write_result(picture.file, _rendered(seen, picture))
+    entered = (event.address for event in _events(seen) if type(event).__name__ == "ModuleEnterEvent")
+    layers = (
+        LoggedLayer(
+            layer_label=op.layer_label, layer_type=op.layer_type, containing_modules_origin_nested=list(op.modules)
+        )
+        for op in seen.ops
+    )
+    return ForwardPassLog(
+        module_num_passes=dict(Counter(entered)), layers={layer.layer_label: layer for layer in layers}
+    )
+
+
+def _require_graphviz() -> None:
+    if shutil.which("dot") is None:
+        raise PerfOptError(
+            "TorchLens cannot draw: Graphviz is not installed.",
+            why="its pictures are laid out by the program dot, which is not on the PATH",
+            fix="install it: apt install graphviz, brew install graphviz, or conda install graphviz",
         )
 
 
@@ -174,7 +244,7 @@ def _first_call(
     raise UsageError(
         f"The module {path!r} was not called.",
         why="this phase does not reach it",
-        fix="choose a module that the trace has calls of",
+        fix="choose a module that this phase calls",
     )
 
 
@@ -305,7 +375,7 @@ def _drop_functions(functions: dict[str, Any], known: Collection[str]) -> None:
 
 
 def _import_torchlens() -> Any:
-    """The library, in a version whose events are known; any other would be read wrongly."""
+    """The library, in a version with known events; any other would be read wrongly."""
     wanted = f"torchlens>={_dotted(WORKS_FROM)},<{_dotted(WORKS_BELOW)}"
     try:
         version = metadata.version("torchlens")
@@ -318,7 +388,7 @@ def _import_torchlens() -> Any:
     release = tuple(int(part) for part in version.split(".")[:2])
     if not WORKS_FROM <= release < WORKS_BELOW:
         raise PerfOptError(
-            f"TorchLens {version} is not one that this tracer can read.",
+            f"TorchLens {version} is not supported by this tracer.",
             why="the names and the order of its events differ between versions",
             fix=f"pip install '{wanted}'",
         )

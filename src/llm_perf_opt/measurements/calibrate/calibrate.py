@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 def combined(rounds: Sequence[Calibration]) -> Calibration:
     """Rounds on one machine as one calibration.
 
-    A moment in which other programs run, or none does, is seldom that of most rounds: the middle is how fast the
+    A moment in which other programs run, or none does, is seldom the moment of most rounds: the middle is how fast the
     machine is as a rule. Of two rounds the faster counts.
     """
-    tables = zip(*(one.tables for one in rounds), strict=True)
-    fresh = [one.fresh_byte for one in rounds if one.fresh_byte is not None]
+    tables = zip(*(calibration.tables for calibration in rounds), strict=True)
+    fresh = [calibration.fresh_byte for calibration in rounds if calibration.fresh_byte is not None]
     return replace(
         rounds[0], tables=tuple(_middle_table(same) for same in tables), fresh_byte=_middle(fresh) if fresh else None
     )
@@ -123,9 +123,9 @@ def _probes(device: str, dtype: str, pool_bytes: int) -> list[Probe]:
         probes += elementwise_probes(name, device)
         probes += row_probes(name, device)
         probes += [cast_probe(name, other, device) for other in dtypes if other != name]
-        probes += [narrow_product_probe(name, device), batched_product_probe(name, device)]
+        probes += [narrow_matmul_probe(name, device), batched_matmul_probe(name, device)]
     probes += [*attention_probes(dtype, device), *convolution_probes(dtype, device)]
-    return probes + product_probes(dtype, device, pool_bytes)
+    return probes + matmul_probes(dtype, device, pool_bytes)
 
 
 def _measured(probes: list[Probe], stopwatch: Stopwatch, title: str) -> list[RateTable]:
@@ -227,7 +227,7 @@ class ColdWeights:
         return matrix
 
 
-def product_probes(dtype: str, device: str, pool_bytes: int) -> list[Probe]:
+def matmul_probes(dtype: str, device: str, pool_bytes: int) -> list[Probe]:
     """Rows times a weight: the widest has its own table, since few combinations with it are affordable.
 
     Nothing is swept between tries: each reads another weight, which does just that.
@@ -244,12 +244,12 @@ def product_probes(dtype: str, device: str, pool_bytes: int) -> list[Probe]:
     axes = {"rows": _ROWS, "columns": _MATMUL_WIDTHS, "depth": _MATMUL_WIDTHS}
     wide = {"rows": _ROWS[:10], "columns": (_MATMUL_WIDTHS[-1], _WIDEST), "depth": _MATMUL_WIDTHS[1:2]}
     return [
-        Probe(family="product", dtype=dtype, axes=axes, prepare=linear, sweep=False),
-        Probe(family="wide_product", dtype=dtype, axes=wide, prepare=linear, sweep=False),
+        Probe(family="matmul", dtype=dtype, axes=axes, prepare=linear, sweep=False),
+        Probe(family="wide_matmul", dtype=dtype, axes=wide, prepare=linear, sweep=False),
     ]
 
 
-def narrow_product_probe(dtype: str, device: str) -> Probe:
+def narrow_matmul_probe(dtype: str, device: str) -> Probe:
     """Few columns, as a router has; its weight is small enough to stay in a cache."""
 
     def linear(rows: int, columns: int, depth: int) -> TimedCall:
@@ -257,11 +257,11 @@ def narrow_product_probe(dtype: str, device: str) -> Probe:
         return lambda: F.linear(inputs, weight)
 
     axes = {"rows": (1, 16, 64, 256, 1024), "columns": (16, 64, 256), "depth": (320, 1280, 5120)}
-    return Probe(family="narrow_product", dtype=dtype, axes=axes, prepare=linear)
+    return Probe(family="narrow_matmul", dtype=dtype, axes=axes, prepare=linear)
 
 
-def batched_product_probe(dtype: str, device: str) -> Probe:
-    """Products of activations, as attention written out in steps has: the right side is read transposed."""
+def batched_matmul_probe(dtype: str, device: str) -> Probe:
+    """Matmuls of activations, as attention written out in steps has: the right side is read transposed."""
 
     def batched(batch: int, rows: int, columns: int, depth: int) -> TimedCall:
         left, right = noise((batch, rows, depth), dtype, device), noise((batch, columns, depth), dtype, device)
@@ -273,7 +273,7 @@ def batched_product_probe(dtype: str, device: str) -> Probe:
         "columns": (16, 64, 256, 1024),
         "depth": (16, 64, 256, 1024),
     }
-    return Probe(family="batched_product", dtype=dtype, axes=axes, prepare=batched)
+    return Probe(family="batched_matmul", dtype=dtype, axes=axes, prepare=batched)
 
 
 _FRESH_BYTES = 128 * 2**20  # large enough that an allocator takes it from the system and gives it back at once
@@ -366,7 +366,7 @@ def elementwise_probes(dtype: str, device: str) -> list[Probe]:
 
 
 def cast_probe(source: str, result: str, device: str) -> Probe:
-    """From one dtype to another; the table is that of the source."""
+    """From one dtype to another; the table belongs to the source dtype."""
     wanted = getattr(torch, result)
 
     def prepare(elements: int) -> TimedCall:
@@ -401,7 +401,7 @@ def _outer_broadcast(dtype: str, device: str) -> Probe:
 
 
 def _scattered_probes(dtype: str, device: str) -> list[Probe]:
-    """Work on a channels-first result that is read with the channels last: neighbours in a row lie far apart."""
+    """Work on a channels-first result that is read with the channels last: neighbours in a row are far apart."""
 
     def scattered(elements: int) -> Tensor:
         return noise((768, elements // 768), dtype, device).t()

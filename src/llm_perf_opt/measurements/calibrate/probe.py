@@ -50,7 +50,7 @@ class Stopwatch:
     swept: torch.Tensor = field(default_factory=lambda: sweep_buffer("cpu"), repr=False, compare=False)
 
     def time(self, work: TimedCall, *, sweep: bool = True) -> Timing:
-        """Median and both ends of the time of one `work()`."""
+        """Median, fastest and slowest time of one `work()`."""
         work()
         is_short = self._sample_ns(work) < _SHORT_NS
         samples: list[float] = []

@@ -1,7 +1,7 @@
 """Each piece of recorded work with the ops, the module and the evidence it was given by; nothing is guessed.
 
 Work that no traced op explains, between two ops of one module, is that module's: the recorded library runs an op there
-that the traced one does not. That holds for a few small kernels where both runs agree before and after: a product or
+that the traced one does not. That holds for a few small kernels where both runs agree before and after: a matmul or
 attention without an op stays unattributed, and so does everything in a place where the two runs differ much.
 """
 
@@ -20,7 +20,7 @@ from llm_perf_opt.measurements.join.sides import Evidence, Fit, Item, Launch, re
 from llm_perf_opt.ops.kernel_names import kernel_meaning
 
 _MOST_BETWEEN = 4  # kernels between two matched ones that their place may explain
-_MOST_LEFT_OUT = 4.0  # cost of the traced launches left out there: two or three small ops, no product
+_MOST_LEFT_OUT = 4.0  # cost of the traced launches left out there: two or three small ops, no matmul
 ENOUGH = 0.95  # attributed by op: then the traced code is the code that ran, and no other reading is tried
 
 
@@ -35,7 +35,7 @@ class JoinedWork:
     name: str
     label: str  # what its name says; "unknown" where no rule knows it
     duration_ns: int
-    forward: int  # from 0; of unattributed work that of the work before it
+    forward: int  # from 0; of unattributed work the forward of the work before it
     ops: tuple[int, ...] = ()
     is_fused: bool = False  # it does what several launches of the traced code do
     call: int = -1
@@ -45,38 +45,39 @@ class JoinedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedRecording:
-    """All work in order. `merges_products`: products that read one tensor were taken as one, as engines do them."""
+    """All work in order. `merges_matmuls`: matmuls that read one tensor were taken as one, as engines do them."""
 
     work: tuple[JoinedWork, ...]
     forwards: int
-    merges_products: bool
+    merges_matmuls: bool
     launches: int  # that one traced forward makes
 
 
 def join_recording(recording: Recording, graph: CallGraph) -> JoinedRecording:
-    """Lay the recording along the traced ops, as they are written; if that fits badly, with merged products too."""
+    """Lay the recording along the traced ops, as they are written; if that fits badly, with merged matmuls too."""
     items = recorded_items(recording)
-    launches = traced_launches(graph)
+    has_shapes = any(op.input_shapes is not None for op in recording.ops)
+    launches = traced_launches(graph, has_shapes=has_shapes)
     if not launches:
         raise PerfOptError(
             "The trace launches no kernel.",
             why="its ops are views, or its tracer sees no ops with results",
             fix="trace the model with the weightless tracer",
         )
-    found = align(items, launches)
-    written = _joined(recording, graph, items, launches, found, merges_products=False)
+    alignment = align(items, launches)
+    written = _joined(recording, graph, items, launches, alignment, merges_matmuls=False)
     if by_op_ns(written.work) >= ENOUGH * recording.device_ns:
         return written
-    merged = traced_launches(graph, merges_products=True)
+    merged = traced_launches(graph, merges_matmuls=True, has_shapes=has_shapes)
     other = align(items, merged)
-    if len(merged) == len(launches) or other.cost >= found.cost:
+    if len(merged) == len(launches) or other.cost >= alignment.cost:
         return written
-    return _joined(recording, graph, items, merged, other, merges_products=True)
+    return _joined(recording, graph, items, merged, other, merges_matmuls=True)
 
 
 def by_op_ns(work: Sequence[JoinedWork]) -> int:
     """The time of work that was given to ops."""
-    return sum(one.duration_ns for one in work if one.ops)
+    return sum(item.duration_ns for item in work if item.ops)
 
 
 def _joined(
@@ -84,13 +85,13 @@ def _joined(
     graph: CallGraph,
     items: Sequence[Item],
     launches: Sequence[Launch],
-    found: Alignment,
+    alignment: Alignment,
     *,
-    merges_products: bool,
+    merges_matmuls: bool,
 ) -> JoinedRecording:
     op_calls = ops_of(graph).call
-    by_item = {match.item: match for match in found.matches}
-    places = _places(graph, items, launches, found.matches)
+    by_item = {match.item: match for match in alignment.matches}
+    places = _places(graph, items, launches, alignment.matches)
     work: list[JoinedWork] = []
     forward = 0
     for number, item in enumerate(items):
@@ -101,23 +102,23 @@ def _joined(
             ops = tuple(dict.fromkeys(op for place in match.launches for op in launches[place].ops))
             call, evidence, forward = op_calls[ops[0]], match.evidence, match.forward
         for row in item.work:
-            one = recording.work[row]
-            meaning = kernel_meaning(one.name)
+            kernel = recording.work[row]
+            meaning = kernel_meaning(kernel.name)
             work.append(
                 JoinedWork(
-                    name=one.name,
+                    name=kernel.name,
                     label="unknown" if meaning is None else meaning.label,
-                    duration_ns=one.duration_ns,
+                    duration_ns=kernel.duration_ns,
                     forward=forward,
                     ops=ops,
                     is_fused=match is not None and len(match.launches) > 1,
                     call=call,
                     evidence=evidence,
-                    launched_by=None if ops else _host_op(recording, one),
+                    launched_by=None if ops else _host_op(recording, kernel),
                 )
             )
     return JoinedRecording(
-        work=tuple(work), forwards=found.forwards, merges_products=merges_products, launches=len(launches)
+        work=tuple(work), forwards=alignment.forwards, merges_matmuls=merges_matmuls, launches=len(launches)
     )
 
 
@@ -163,7 +164,7 @@ def _outwards(parents: Sequence[int], call: int) -> Iterator[int]:
 # The recorded items laid along the traced launches, in order: an alignment of least cost, found by beam search.
 #
 # The traced launches are one forward. The recording may hold several, so the end of the launches leads back to their
-# beginning. An item is the kernel of a launch, a helper beside it, or extra; a launch may have no kernel. The state of
+# beginning. An item is the kernel of a launch, a helper next to it, or extra; a launch may have no kernel. The state of
 # the search is the last launch that is done. Of each state the cheapest way to it is kept, as a linked list of
 # decisions. States that are worse than the best by `MARGIN` are dropped, so that the work grows with the number of
 # items and not with its square.
@@ -207,7 +208,7 @@ def align(items: Sequence[Item], launches: Sequence[Launch]) -> Alignment:
 class _Search:
     """`done`: launches up to here are done or left out. `begun`: helpers of this launch ran, its own kernel did not.
 
-    `matched` are the states of `done` whose last launch has its kernel, so that further helpers may follow.
+    `matched` are the states of `done` in which the last launch has its kernel, so that further helpers may follow.
     """
 
     def __init__(self, items: Sequence[Item], launches: Sequence[Launch]) -> None:
@@ -245,7 +246,7 @@ class _Search:
                 fit, helps, _ = fits[self._kind_of[place]]
                 if fit is not None:
                     _keep(new_matched, place, _decided(state, number, place, fit[0]))
-                if helps:
+                if helps:  # the launch stays open: its own kernel is still to come
                     _keep(new_begun, place, _decided(state, number, place, sides.AS_HELPER))
         for place, state in matched.items():
             if fits[self._kind_of[place]][1]:
@@ -256,6 +257,7 @@ class _Search:
 
     def _fuse(self, number: int, matched: States, fits: Sequence[tuple[Fit | None, bool, bool]]) -> None:
         """A fused kernel goes on to the launches behind the one that it was matched with."""
+        # Only launches that this very item was matched with can go on: an earlier item has ended.
         open_places = sorted(place for place, (_, way, _) in matched.items() if way is not None and way[1] == number)
         while open_places:
             reached: list[int] = []
@@ -282,11 +284,19 @@ class _Search:
             for place, (cost, way, forward) in done.items()
             if place != _BEFORE and cost + self._tail[place + 1] <= limit
         )
+        # The end of a forward leads back to its beginning, with what is left out of it paid.
         wrapped = min(ends, key=lambda state: state[0], default=None)
         if wrapped is not None:
             _keep(done, _BEFORE, wrapped)
         self._leave_out(done, limit)
-        return _within(done, limit), _within(begun, limit), _within(matched, limit)
+        kept = _within(done, limit) or self._abandoned(begun)
+        return kept, _within(begun, limit), _within(matched, limit)
+
+    def _abandoned(self, begun: States) -> States:
+        """The best launch of which only helpers ran, as left out: many helpers in a row may leave no other state."""
+        place = min(begun, key=lambda place: begun[place][0])
+        cost, way, forward = begun[place]
+        return {place: (cost + self._skip[place], way, forward)}
 
     def _leave_out(self, done: States, limit: float) -> None:
         for place in sorted(done):
@@ -295,13 +305,13 @@ class _Search:
             while after < self._count:
                 cost = state[0] + self._skip[after]
                 if cost > limit or (after in done and done[after][0] <= cost):
-                    break
+                    break  # the cheaper way leaves out what follows by itself
                 state = done[after] = (cost, state[1], state[2])
                 after += 1
 
     def _fits_of(self, item: Item) -> list[tuple[Fit | None, bool, bool]]:
         """Per distinct launch: the fit as its own kernel, whether as a helper, and whether as a part of a fused run."""
-        key = (item.meanings, item.seen)
+        key = (item.meanings, item.seen)  # thousands of items share a few dozen of these
         if key not in self._fits:
             self._fits[key] = [
                 (sides.fit(item, kind), sides.helps(item, kind), sides.fuses(item, kind)) for kind in self._kinds
@@ -339,7 +349,7 @@ def _distinct(launches: Sequence[Launch]) -> tuple[list[Launch], list[int]]:
     kinds: list[Launch] = []
     kind_of: list[int] = []
     for launch in launches:
-        key = (launch.names, launch.words, launch.sizes)
+        key = (launch.names, launch.words, launch.sizes, launch.is_routed)
         if key not in numbers:
             numbers[key] = len(kinds)
             kinds.append(launch)

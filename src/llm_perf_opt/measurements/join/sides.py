@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,7 +19,7 @@ from llm_perf_opt.ops.kernel_names import (
     CONVOLUTION,
     COPY,
     FILL,
-    PRODUCT,
+    MATMUL,
     KernelMeaning,
     LaunchWords,
     kernel_meaning,
@@ -26,17 +27,23 @@ from llm_perf_opt.ops.kernel_names import (
 )
 
 _OWN = "aten::"
+_ROUTED = re.compile(r"(?:^|\.)experts\.\d+(?:\.|$)")
 Sizes = tuple[int, ...]  # elements of the tensors that an op reads, sorted, single values left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A launch that a traced op makes. `ops` are rows of the graph: one, or products that an engine does as one."""
+    """A launch that a traced op makes. `ops` are rows of the graph: one, or matmuls that an engine does as one.
+
+    `is_routed`: an op of a routed expert. How many tokens reach it, and whether any do, depends on values, and a trace
+    without weights has to assume that.
+    """
 
     ops: tuple[int, ...]
     names: frozenset[str]  # "aten.linear"
     words: LaunchWords
     sizes: Sizes
+    is_routed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,7 @@ class HostEvidence:
 class Item:
     """Recorded work that belongs together: all that one op of the host launched, or a single kernel.
 
-    `meanings` are those of its kernels, of the longest first; empty where no rule knows their names.
+    `meanings` belong to its kernels, the longest first; empty where no rule knows their names.
     """
 
     work: tuple[int, ...]  # rows of the recording
@@ -63,7 +70,7 @@ def recorded_items(recording: Recording) -> tuple[Item, ...]:
     """The work in order, in groups of what one outermost op launched.
 
     Only torch's own ops count: an engine's (`vllm::moe_forward`) launch the kernels of many traced ops, and the shapes
-    in them are not those of the traced code.
+    in them differ from the traced code.
     """
     chains = [_own_ops(recording, work) for work in recording.work]
     keys = [(chain[0], -1) if chain else (-1, row) for row, chain in enumerate(chains)]
@@ -113,7 +120,7 @@ def _sizes(shapes: Iterable[Sequence[int]]) -> Sizes:
 
 
 def traced_rows(graph: CallGraph) -> range:
-    """The ops of one forward: of a phase that calls its model several times, those of the last call."""
+    """The ops of one forward: of a phase that calls its model several times, the last call."""
     calls, count = calls_of(graph), len(ops_of(graph).kind)
     roots = [call for call, parent in enumerate(calls.parent) if parent < 0]
     paths = [calls.path[call] for call in roots]
@@ -122,18 +129,31 @@ def traced_rows(graph: CallGraph) -> range:
     return range(calls.first_op[roots[-1]], count)
 
 
-def traced_launches(graph: CallGraph, *, merges_products: bool = False) -> tuple[Launch, ...]:
+def traced_launches(graph: CallGraph, *, merges_matmuls: bool = False, has_shapes: bool = False) -> tuple[Launch, ...]:
     """What the ops of one forward launch, in order.
 
-    With `merges_products` the products that read one tensor in one module are one launch, at the place of the first:
-    engines store such weights as one (`qkv_proj`, `gate_up_proj`).
+    `has_shapes`: the recording says what each op read, so that routed experts can be told by their weights. With
+    `merges_matmuls` the matmuls that read one tensor in one module are one launch, at the place of the first: engines
+    store such weights as one (`qkv_proj`, `gate_up_proj`).
     """
-    launches = list(_launches(graph))
-    return tuple(_merged(graph, launches)) if merges_products else tuple(launches)
+    launches = list(_launches(graph, _routed_calls(graph) if has_shapes else frozenset()))
+    return tuple(_merged(graph, launches)) if merges_matmuls else tuple(launches)
 
 
-def _launches(graph: CallGraph) -> Iterator[Launch]:
-    kinds = ops_of(graph).kind
+def is_routed(path: str) -> bool:
+    """Whether the module is a routed expert, or in one."""
+    return _ROUTED.search(path) is not None
+
+
+def _routed_calls(graph: CallGraph) -> frozenset[int]:
+    """The module calls in routed experts."""
+    routed = {row for row, path in enumerate(graph.paths) if is_routed(path)}
+    return frozenset(call for call, row in enumerate(calls_of(graph).path) if row in routed)
+
+
+def _launches(graph: CallGraph, routed: frozenset[int]) -> Iterator[Launch]:
+    ops = ops_of(graph)
+    kinds = ops.kind
     known: dict[int, tuple[tuple[LaunchWords, ...], frozenset[str], Sizes]] = {}
     for row in traced_rows(graph):
         number = kinds[row]
@@ -142,7 +162,7 @@ def _launches(graph: CallGraph) -> Iterator[Launch]:
             known[number] = launch_words(kind), _names(kind), _sizes(meta.shape for meta in kind.inputs)
         words, names, sizes = known[number]
         for word in words:
-            yield Launch(ops=(row,), names=names, words=word, sizes=sizes)
+            yield Launch(ops=(row,), names=names, words=word, sizes=sizes, is_routed=ops.call[row] in routed)
 
 
 def _names(kind: OpKind) -> frozenset[str]:
@@ -156,7 +176,7 @@ def _merged(graph: CallGraph, launches: Sequence[Launch]) -> Iterator[Launch]:
     merged: list[Launch | None] = list(launches)
     for place, launch in enumerate(launches):
         row = launch.ops[0]
-        if PRODUCT not in launch.words.words or starts[row] == starts[row + 1] or ops.call[row] < 0:
+        if MATMUL not in launch.words.words or starts[row] == starts[row + 1] or ops.call[row] < 0:
             continue
         key = (ops.input_storages[starts[row]], calls.parent[ops.call[row]])
         before = first.setdefault(key, place)
@@ -170,7 +190,7 @@ def _merged(graph: CallGraph, launches: Sequence[Launch]) -> Iterator[Launch]:
 
 
 def _sizes_of_one(kinds: Sequence[OpKind]) -> Sizes:
-    """Sizes of a product that does those of `kinds`: one input, and weights and biases put together."""
+    """Sizes of a matmul that does all of `kinds`: one input, and weights and biases put together."""
     shared = math.prod(kinds[0].inputs[0].shape)
     others = zip_longest(*([math.prod(meta.shape) for meta in kind.inputs[1:]] for kind in kinds), fillvalue=0)
     return tuple(sorted(size for size in (shared, *map(sum, others)) if size > 1))
@@ -180,7 +200,7 @@ def _sizes_of_one(kinds: Sequence[OpKind]) -> Sizes:
 #
 # The figures are stated here once; nothing is fitted to a recording.
 #
-# A cost of 0 is a perfect fit. Leaving a matrix product out of either side costs as much as six small ops: products are
+# A cost of 0 is a perfect fit. Leaving a matmul out of either side costs as much as six small ops: matmuls are
 # few, their kernels are known by name, and the two runs are of one model.
 
 
@@ -188,6 +208,7 @@ class Evidence(StrEnum):
     """Why a kernel was given to an op or a module, the strongest first."""
 
     OP_AND_SHAPES = "op and shapes"  # the host's op of that name read tensors of these sizes
+    ROUTED = "op and weight of a routed expert"  # of the same op and weight, with another number of tokens
     SHAPES = "shapes and kernel name"  # its op has another name: matmul and bmm
     OP_NAME = "op name"  # shapes were not recorded
     KERNEL_NAME = "kernel name in order"
@@ -196,10 +217,12 @@ class Evidence(StrEnum):
 
 Fit = tuple[float, Evidence]
 
-_WEIGHTS = {PRODUCT: 6.0, ATTENTION: 6.0, CONVOLUTION: 6.0, "softmax": 3.0, "layer_norm": 3.0, COPY: 1.0, FILL: 0.6}
-_HEAVY = frozenset({PRODUCT, ATTENTION, CONVOLUTION, "softmax"})
+_WEIGHTS = {MATMUL: 6.0, ATTENTION: 6.0, CONVOLUTION: 6.0, "softmax": 3.0, "layer_norm": 3.0, COPY: 1.0, FILL: 0.6}
+_HEAVY = frozenset({MATMUL, ATTENTION, CONVOLUTION, "softmax"})
 _OTHER_WEIGHT = 1.5
 _UNKNOWN_WEIGHT = 0.5  # a kernel that no rule knows
+_ROUTED_SHARE = 1 / 6  # of the price of leaving out an op: another routing may call other experts
+OTHER_ROWS = 0.3  # a routed expert with another number of tokens
 OTHER_NAME = 0.25  # the same sizes under another op's name
 BY_KERNEL_NAME = 0.5  # the host saw an op of another name, and no shapes
 AS_HELPER = 0.3  # a kernel before the op's own one
@@ -213,7 +236,7 @@ MARGIN = 11.5  # the same later on: below `PARTIAL`, so that another beginning i
 
 def skip_cost(launch: Launch) -> float:
     """What it costs that a traced launch has no kernel."""
-    return _WEIGHTS.get(launch.words.word, _OTHER_WEIGHT)
+    return _WEIGHTS.get(launch.words.word, _OTHER_WEIGHT) * (_ROUTED_SHARE if launch.is_routed else 1.0)
 
 
 def extra_cost(item: Item) -> float:
@@ -239,16 +262,23 @@ def _seen_fit(seen: HostEvidence, meanings: Sequence[KernelMeaning], launch: Lau
     best: Fit | None = None
     for name, sizes in zip(seen.names, seen.sizes, strict=True):
         if sizes is None:
-            found = _by_name(name in launch.names, has_kernel)
+            candidate = _by_name(name in launch.names, has_kernel)
         elif sizes != launch.sizes:
-            continue
+            candidate = (OTHER_ROWS, Evidence.ROUTED) if _is_same_expert(name, sizes, launch) else None
         elif name in launch.names:
             return 0.0, Evidence.OP_AND_SHAPES
         else:
-            found = (OTHER_NAME, Evidence.SHAPES) if has_kernel else None
-        if found is not None and (best is None or found < best):
-            best = found
+            candidate = (OTHER_NAME, Evidence.SHAPES) if has_kernel else None
+        if candidate is not None and (best is None or candidate < best):
+            best = candidate
     return best
+
+
+def _is_same_expert(name: str, sizes: Sizes, launch: Launch) -> bool:
+    """A matmul is known by its weight; an op without one by its name alone."""
+    if not launch.is_routed or name not in launch.names or len(sizes) != len(launch.sizes):
+        return False
+    return MATMUL not in launch.words.words or not set(sizes).isdisjoint(launch.sizes)
 
 
 def _by_name(is_named: bool, has_kernel: bool) -> Fit | None:
@@ -258,12 +288,12 @@ def _by_name(is_named: bool, has_kernel: bool) -> Fit | None:
 
 
 def is_heavy(item: Item) -> bool:
-    """Whether it does the work of products or attention, which the place of a kernel alone does not explain."""
+    """Whether it does the work of matmuls or attention, which the place of a kernel alone does not explain."""
     return any(not meaning.words.isdisjoint(_HEAVY) for meaning in item.meanings)
 
 
 def helps(item: Item, launch: Launch) -> bool:
-    """Whether the item is a kernel that the launch's op runs beside its own one. The host tells that by itself."""
+    """Whether the item is a second kernel of the launch's op. The host tells that by itself."""
     if item.seen is not None or not item.meanings:
         return False
     meaning = item.meanings[0]

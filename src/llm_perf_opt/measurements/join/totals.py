@@ -12,11 +12,15 @@ from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.costs.coverage import known_sum
+from llm_perf_opt.measurements.correction import centre
 from llm_perf_opt.measurements.join.attribution import JoinedRecording, JoinedWork
 from llm_perf_opt.measurements.join.sides import Evidence, traced_rows
-from llm_perf_opt.ops.kernel_names import ATTENTION, COPY, FILL, GATHER, PRODUCT, SCATTER, launch_words
+from llm_perf_opt.ops.kernel_names import ATTENTION, COPY, FILL, GATHER, MATMUL, SCATTER, launch_words
 from llm_perf_opt.ops.op import compute_dtype
-from llm_perf_opt.ops.table import price
+from llm_perf_opt.ops.table import kernels_of, price
+from llm_perf_opt.timing.lower_bound import BoundBy
+from llm_perf_opt.timing.rates import Band, RateSource
+from llm_perf_opt.timing.rates import total as total_band
 
 _NS_PER_S = 10**9
 
@@ -25,9 +29,10 @@ _NS_PER_S = 10**9
 class JoinedTotal:
     """A stage, a module or a kind of op, over all forwards of the recording. None is unknown.
 
-    FLOPs and bytes are those of the ops that have kernels here, as the traced code is written; what a fused kernel
+    FLOPs and bytes count the ops that have kernels here, as the traced code is written; what a fused kernel
     moves is unknown. `peak_ns` is how long the matrix work takes at the peaks of the device, and `memory_ns` the bytes
-    at its bandwidth: MFU and MBU are their shares of the time of the kernels.
+    at its bandwidth: MFU and MBU are their shares of the time of the kernels. `predicted` is the time that a source of
+    rates gives the kernels of these ops, the ends of its band added up; `bound_by` is the bottleneck of most of it.
     """
 
     name: str
@@ -38,6 +43,19 @@ class JoinedTotal:
     bytes_moved: int | None
     peak_ns: float | None = None
     memory_ns: float | None = None
+    predicted: Band | None = None
+    bound_by: BoundBy | None = None
+
+    @property
+    def gap_ns(self) -> float | None:
+        """How much longer the kernels took than is expected of them; None: there is no prediction."""
+        return None if self.predicted is None else self.device_ns - centre(self.predicted) * _NS_PER_S
+
+    @property
+    def times_predicted(self) -> float | None:
+        """Measured over predicted time."""
+        expected_s = 0.0 if self.predicted is None else centre(self.predicted)
+        return self.device_ns / (expected_s * _NS_PER_S) if expected_s else None
 
     @property
     def flops_per_s(self) -> float | None:
@@ -100,6 +118,8 @@ class _Price:
     bytes_moved: int | None
     peak_ns: float | None
     memory_ns: float | None
+    predicted: Band | None
+    bound_by: BoundBy | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +135,11 @@ class _Part:
     device_ns: int
 
 
-def join_totals(joined: JoinedRecording, graph: CallGraph, device: Device | None) -> JoinTotals:
-    """Everything added up; without a device there is no MFU and no MBU."""
-    prices = [_price(graph, number, device) for number in range(len(graph.op_kinds))]
+def join_totals(
+    joined: JoinedRecording, graph: CallGraph, device: Device | None, rates: RateSource | None = None
+) -> JoinTotals:
+    """Everything added up; without a device there is no MFU and no MBU, without rates no prediction."""
+    prices = [_price(graph, number, device, rates) for number in range(len(graph.op_kinds))]
     parts = [part for work in joined.work if work.evidence is not None for part in _parts(work, graph, prices)]
     calls, kinds = calls_of(graph), ops_of(graph).kind
     stages, names = stage_of_calls(graph), stage_names(graph)
@@ -132,8 +154,8 @@ def join_totals(joined: JoinedRecording, graph: CallGraph, device: Device | None
     by_kind = _grouped(parts, lambda part: _op_word(part, graph))
     return JoinTotals(
         stages=tuple(total(name, by_stage[name], counts.of_stage(name)) for name in names if name in by_stage),
-        modules=_longest(total(name, found, counts.of_module(name)) for name, found in by_module.items()),
-        op_kinds=_longest(total(name, found, _runs(found)) for name, found in by_kind.items()),
+        modules=_longest(total(name, parts, counts.of_module(name)) for name, parts in by_module.items()),
+        op_kinds=_longest(total(name, parts, _runs(parts)) for name, parts in by_kind.items()),
         total=total("total", parts, counts.all),
         evidence=tuple(_evidence(joined.work)),
         without_op=tuple(_without_op(joined.work, graph)),
@@ -163,11 +185,12 @@ class _Counts:
         return self._modules.total() * self._forwards
 
 
-def _price(graph: CallGraph, number: int, device: Device | None) -> _Price:
+def _price(graph: CallGraph, number: int, device: Device | None, rates: RateSource | None) -> _Price:
     kind = graph.op_kinds[number]
+    predicted, bound_by = _predicted(kind, rates)
     cost = price(kind)
     if cost is None:
-        return _Price(None, None, None, None)
+        return _Price(None, None, None, None, predicted, bound_by)
     peak_ns = None if device is None else 0.0
     if device is not None and cost.flops:
         try:
@@ -175,7 +198,18 @@ def _price(graph: CallGraph, number: int, device: Device | None) -> _Price:
         except PerfOptError:  # the device has no figure for the type: its MFU is unknown
             peak_ns = None
     memory_ns = None if device is None else cost.bytes_moved * _NS_PER_S / device.bandwidth_bytes_per_s
-    return _Price(cost.flops, cost.bytes_moved, peak_ns, memory_ns)
+    return _Price(cost.flops, cost.bytes_moved, peak_ns, memory_ns, predicted, bound_by)
+
+
+def _predicted(kind: OpKind, rates: RateSource | None) -> tuple[Band | None, BoundBy | None]:
+    """The time of one run of the op, by its kernels; and the bottleneck of the longest kernel."""
+    if rates is None:
+        return None, None
+    durations = [rates.duration(kernel) for kernel in kernels_of(kind)]
+    times = [time for duration in durations if duration is not None for time in duration]
+    if not times or None in durations:
+        return None, None
+    return total_band(time.band for time in times), max(times, key=lambda time: centre(time.band)).bound_by
 
 
 def _parts(work: JoinedWork, graph: CallGraph, prices: Sequence[_Price]) -> Iterator[_Part]:
@@ -185,8 +219,8 @@ def _parts(work: JoinedWork, graph: CallGraph, prices: Sequence[_Price]) -> Iter
         return
     ops = ops_of(graph)
     priced = [prices[ops.kind[row]] for row in work.ops]
-    has_products = any(one.flops for one in priced)
-    weights = [1 + (one.bytes_moved or 0) if one.flops or not has_products else 0 for one in priced]
+    has_matmuls = any(part.flops for part in priced)
+    weights = [1 + (part.bytes_moved or 0) if part.flops or not has_matmuls else 0 for part in priced]
     given, taken = 0, 0
     for place, (row, weight) in enumerate(zip(work.ops, weights, strict=True)):
         taken += weight
@@ -210,16 +244,22 @@ def _grouped(parts: Iterable[_Part], key: Callable[[_Part], str]) -> dict[str, l
 
 
 def _runs(parts: Iterable[_Part]) -> int:
-    found = list(parts)
-    return len({(part.forward, part.op) for part in found if part.op is not None}) + sum(
-        part.op is None for part in found
+    all_parts = list(parts)
+    return len({(part.forward, part.op) for part in all_parts if part.op is not None}) + sum(
+        part.op is None for part in all_parts
     )
 
 
 def _total(name: str, parts: Sequence[_Part], calls: int, price_of: Callable[[int], _Price]) -> JoinedTotal:
     runs = Counter(op for op, _ in {(part.op, part.forward) for part in parts if part.op is not None})
     prices: Mapping[int, _Price] = {op: price_of(op) for op in runs}
-    is_fused = any(part.is_fused for part in parts)  # then intermediate results do not move, and nobody knows which
+    limits: Counter[BoundBy | None] = Counter()
+    for op, count in runs.items():
+        if (band := prices[op].predicted) is not None:
+            limits[prices[op].bound_by] += round(centre(band) * count * _NS_PER_S)
+    is_fused = any(
+        part.is_fused for part in parts
+    )  # then some intermediate results do not move, and it is unknown which
     return JoinedTotal(
         name=name,
         calls=calls,
@@ -231,7 +271,18 @@ def _total(name: str, parts: Sequence[_Part], calls: int, price_of: Callable[[in
         else known_sum((_times(prices[op].bytes_moved, count) for op, count in runs.items()), empty=0),
         peak_ns=known_sum(_scaled(prices[op].peak_ns, count) for op, count in runs.items()),
         memory_ns=None if is_fused else known_sum(_scaled(prices[op].memory_ns, count) for op, count in runs.items()),
+        predicted=sum_of_bands(
+            None if (band := prices[op].predicted) is None else band.times(count) for op, count in runs.items()
+        ),
+        bound_by=limits.most_common(1)[0][0] if limits else None,
     )
+
+
+def sum_of_bands(bands: Iterable[Band | None]) -> Band | None:
+    """Low and high added up; None where one is not known, or there is none."""
+    all_bands = list(bands)
+    known = [band for band in all_bands if band is not None]
+    return total_band(known) if known and len(known) == len(all_bands) else None
 
 
 def _times(value: int | None, count: int) -> int | None:
@@ -248,19 +299,19 @@ def _longest(totals: Iterable[JoinedTotal]) -> tuple[JoinedTotal, ...]:
 
 def _evidence(work: Sequence[JoinedWork]) -> Iterator[EvidenceShare]:
     for evidence in (*Evidence, None):
-        found = [one.duration_ns for one in work if one.evidence is evidence]
-        if found:
-            yield EvidenceShare(evidence=evidence, kernels=len(found), device_ns=sum(found))
+        times_ns = [kernel.duration_ns for kernel in work if kernel.evidence is evidence]
+        if times_ns:
+            yield EvidenceShare(evidence=evidence, kernels=len(times_ns), device_ns=sum(times_ns))
 
 
 def _without_op(work: Sequence[JoinedWork], graph: CallGraph) -> Iterator[UnattributedKernel]:
     calls = calls_of(graph)
     groups: dict[tuple[str, str, str | None, str | None], list[int]] = {}
-    for one in work:
-        if not one.ops:
-            path = None if one.call < 0 else graph.paths[calls.path[one.call]]
+    for kernel in work:
+        if not kernel.ops:
+            path = None if kernel.call < 0 else graph.paths[calls.path[kernel.call]]
             place = None if path is None else graph.module_types.get(path, path)
-            groups.setdefault((one.name, one.label, one.launched_by, place), []).append(one.duration_ns)
+            groups.setdefault((kernel.name, kernel.label, kernel.launched_by, place), []).append(kernel.duration_ns)
     for (name, label, launched_by, place), times in sorted(groups.items(), key=lambda group: -sum(group[1])):
         yield UnattributedKernel(
             name=name, label=label, launched_by=launched_by, place=place, kernels=len(times), device_ns=sum(times)
@@ -274,18 +325,18 @@ def _without_op(work: Sequence[JoinedWork], graph: CallGraph) -> Iterator[Unattr
 # slower than they should be, is no proof of anything.
 
 TOO_MUCH = 0.05  # of the FLOPs or bytes, above which the join is of something else
-_BY_CHOICE = frozenset({PRODUCT, ATTENTION, COPY, FILL, GATHER, SCATTER, "cat"})
+_BY_CHOICE = frozenset({MATMUL, ATTENTION, COPY, FILL, GATHER, SCATTER, "cat"})
 _TOLERANCE = 1.3  # a part of what is written may still be in a cache
 _CACHES = 2  # an op that moves twice what the largest cache holds must take it from memory
-_USUAL_CACHE_BYTES = 2**25  # of a device whose cache is not known
+_USUAL_CACHE_BYTES = 2**25  # of a device without a known cache size
 
 
 def too_fast(joined: JoinedRecording, graph: CallGraph, device: Device | None) -> float | None:
     """The share of the FLOPs, or of the bytes of large ops, that no kernel of the device could have done in its time.
 
     The larger of the two; None: without a device nothing bounds a time. The bytes of a fused kernel's ops do not count.
-    An engine that merges products may store weights in another format, and need not copy its cache: there the bytes of
-    products and copies do not count either.
+    An engine that merges matmuls may store weights in another format, and need not copy its cache: there the bytes of
+    matmuls and copies do not count either.
     """
     if device is None:
         return None
@@ -301,7 +352,7 @@ def too_fast(joined: JoinedRecording, graph: CallGraph, device: Device | None) -
             continue
         if cost.flops and (peak := _peak(device, compute_dtype(kind))) is not None:
             flops.add(cost.flops, is_over=cost.flops * _NS_PER_S > peak * duration_ns)
-        is_as_written = row not in fused and not (joined.merges_products and _is_an_engines_choice(kind))
+        is_as_written = row not in fused and not (joined.merges_matmuls and _is_an_engines_choice(kind))
         if is_as_written and cost.bytes_moved > cache_bytes:
             limit = device.bandwidth_bytes_per_s * duration_ns * _TOLERANCE
             moved.add(cost.bytes_moved, is_over=cost.bytes_moved * _NS_PER_S > limit)

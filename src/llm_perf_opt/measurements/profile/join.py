@@ -1,7 +1,7 @@
 """Times of a run joined with FLOPs and bytes of traces of the same workloads and the peaks of the device.
 
-The time of a stage is the median over the passes of a page, added up over the pages. Its cost is that of one pass over
-each page. So a figure of the run is one division, and nothing is weighted by how often a page was repeated.
+The time of a stage is the median over the passes of a page, added up over the pages. Its cost is counted for one pass
+over each page. So a figure of the run is one division, and nothing is weighted by how often a page was repeated.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TimedStage:
     """One stage over all pages. `time` is over passes of single pages, `total_ns` the sum of the pages' medians.
 
     `occurrences` is how often it ran in one pass over every page: decode steps for decode, pages for the others.
-    `efficiency` is that of one occurrence on average, None without costs or without a known device.
+    `efficiency` describes one occurrence on average, None without costs or without a known device.
     """
 
     name: str
@@ -119,7 +119,7 @@ def join_run(
 ) -> RunFigures:
     """`costs` has one entry per page, None where no trace was made. What no device can do is refused."""
     _require_sums(pages)
-    names = list(dict.fromkeys(name for page in pages for one in page.passes for name in one.stages_ns))
+    names = list(dict.fromkeys(name for page in pages for timed in page.passes for name in timed.stages_ns))
     stages = tuple(_stage(name, pages, costs, device, dtype) for name in names)
     known = [stage.efficiency for stage in stages if stage.efficiency is not None]
     if device is not None:
@@ -130,12 +130,12 @@ def join_run(
         stages=stages,
         model=_group(stages, inside, device, dtype),
         language_model=_group(stages, LANGUAGE_STAGES, device, dtype),
-        wall=spread_of([one.wall_ns for page in pages for one in page.passes]),
-        first_token=spread_of([_first_token_ns(one.stages_ns) for page in pages for one in page.passes])
+        wall=spread_of([timed.wall_ns for page in pages for timed in page.passes]),
+        first_token=spread_of([_first_token_ns(timed.stages_ns) for page in pages for timed in page.passes])
         if SAMPLING in names
         else None,
         step=spread_of(steps) if steps else None,
-        unattributed_ns=sum(median(one.unattributed_ns for one in page.passes) for page in pages),
+        unattributed_ns=sum(median(timed.unattributed_ns for timed in page.passes) for page in pages),
     )
 
 
@@ -168,7 +168,7 @@ def _stage(
         )
     return TimedStage(
         name=name,
-        time=spread_of([one.stage_ns(name) for page in pages for one in page.passes]),
+        time=spread_of([timed.stage_ns(name) for page in pages for timed in page.passes]),
         total_ns=total_ns,
         occurrences=occurrences,
         flops=flops,
@@ -180,7 +180,7 @@ def _stage(
 
 
 def _required_by_dtype(works: Sequence[StageWork | None], occurrences: int) -> dict[str, int] | None:
-    """FLOPs of one occurrence that no implementation can leave out; None while those of one page are not known."""
+    """FLOPs of one occurrence that no implementation can leave out; None where the FLOPs of a page are not known."""
     total: Counter[str] = Counter()
     for work in works:
         if work is None or work.required_by_dtype is None:
@@ -214,7 +214,7 @@ def _require_sums(pages: Sequence[PageMeasurement]) -> None:
     A stage that is missing is missing from every pass; a gap in one of them is the machine's doing.
     """
     for page in pages:
-        best = min(page.passes, key=lambda one: one.unattributed_ns)
+        best = min(page.passes, key=lambda timed: timed.unattributed_ns)
         gap_ns = best.unattributed_ns
         if not 0 <= gap_ns <= _GAP_SHARE * best.wall_ns + _GAP_NS:
             raise PerfOptError(

@@ -82,7 +82,7 @@ class DeviceRow(_Object, frozen=True, kw_only=True):
     sources: tuple[str, ...]
 
 
-class StageRow(_Object, frozen=True, kw_only=True):
+class TimedStageRow(_Object, frozen=True, kw_only=True):
     """One stage over all pages."""
 
     name: str
@@ -100,7 +100,7 @@ class StageRow(_Object, frozen=True, kw_only=True):
     flops_per_byte: Number | None
     achieved_flops_per_s: Number | None
     attainable_flops_per_s: Number | None
-    lower_bound_s: Annotated[Number | None, Meta(description="Of one occurrence: a time that the device cannot beat.")]
+    lower_bound_s: Annotated[Number | None, Meta(description="The lower bound of one occurrence on the device.")]
     bound_by: Literal["compute", "bandwidth", "launches"] | None
 
 
@@ -141,7 +141,7 @@ class CostsRow(_Object, frozen=True, kw_only=True):
 
 
 class MetricsFile(_Object, frozen=True, kw_only=True):
-    """Every figure of a timed run beside the raw samples and costs that it follows from.
+    """Every figure of a timed run next to the raw samples and costs that it follows from.
 
     Base units, the unit in the key; null is unknown, never zero.
     """
@@ -157,7 +157,7 @@ class MetricsFile(_Object, frozen=True, kw_only=True):
         ),
     ]
     device: Annotated[DeviceRow | None, Meta(description="Null where its peaks are not known.")]
-    stages: Annotated[tuple[StageRow, ...], Meta(min_length=1)]
+    stages: Annotated[tuple[TimedStageRow, ...], Meta(min_length=1)]
     model_figure: Annotated[GroupRow, Meta(description="Both forwards: vision, prefill and decode.")]
     language_model_figure: Annotated[GroupRow, Meta(description="Prefill without its vision stages, and decode.")]
     wall: Annotated[SpreadRow, Meta(description="One pass over one page, over all pages and passes.")]

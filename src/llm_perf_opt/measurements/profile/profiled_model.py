@@ -66,9 +66,9 @@ class ProfiledModel:
             "dtype": request.model.dtype,
             "attention": request.model.attention,
         }
-        asked = make_workload(self.adapter, **{name: value for name, value in chosen.items() if value is not None})
-        refuse_workload(batch=asked.batch, tokens=asked.prompt_tokens or 0, decode_steps=asked.decode_steps)
-        return asked
+        workload = make_workload(self.adapter, **{name: value for name, value in chosen.items() if value is not None})
+        refuse_workload(batch=workload.batch, tokens=workload.prompt_tokens or 0, decode_steps=workload.decode_steps)
+        return workload
 
     def _real_run(self, workload: Workload, prompt: str | None) -> RealRun:
         if isinstance(self.real, RunsForReal):

@@ -35,6 +35,7 @@ from llm_perf_opt.core.report import (
 )
 from llm_perf_opt.core.units import format_ratio, format_seconds
 from llm_perf_opt.measurements.profile.join import RunFigures, Spread, TimedGroup, TimedStage, WorkloadCosts
+from llm_perf_opt.measurements.profile.joined_run import JoinedRun, joined_chart, joined_notes, joined_tables
 from llm_perf_opt.measurements.profile.metrics_file import (
     METRICS_VERSION,
     CostsRow,
@@ -44,7 +45,7 @@ from llm_perf_opt.measurements.profile.metrics_file import (
     MetricsFile,
     PageRow,
     SpreadRow,
-    StageRow,
+    TimedStageRow,
     WorkRow,
 )
 from llm_perf_opt.timing.efficiency import efficiency_table, roofline_chart
@@ -69,7 +70,7 @@ def waterfall(page: PageMeasurement) -> SpanChart:
         axis=Axis("time", Kind.SECONDS),
         spans=tuple(spans),
         caption=f"Median own time over {len(page.passes)} passes. A stage that ran several times is drawn as one, and "
-        "stages inside another stand before it, so this is how a page's time is made up, not when each moment was.",
+        "stages inside another are before it, so the chart shows how long each stage takes, not when it ran.",
     )
 
 
@@ -153,8 +154,14 @@ def profile_report(
     dtype: str,
     notes: Sequence[Note],
     chapters: Sequence[Report] = (),
+    joined: JoinedRun | None = None,
+    advice: Report | None = None,
 ) -> Report:
-    """Everything a run has to say; `chapters` are reports that stand beside it, such as the static one."""
+    """Everything a run has to say; `chapters` are reports next to it, such as the static one.
+
+    `advice` begins at what was measured: its tables follow the tables of the join, and its last line is the last of the
+    answer. Without it that is the largest gap.
+    """
     efficiencies = [stage.efficiency for stage in figures.stages if stage.efficiency is not None]
     unit = "page" if any(page.image is not None for page in pages) else "pass"
     tables = [_time_table(figures, unit), _whole_table(figures, unit), _figure_table(figures)]
@@ -166,12 +173,20 @@ def profile_report(
         tables.append(_operator_table(operators))
     if kernels:
         tables.append(_kernel_table(kernels))
+    answer = tuple(_lines(model, figures, unit, dtype, device))
+    charts = list(_charts(figures, pages, operators, device, dtype))
+    if joined is not None:
+        tables[:0] = (*joined_tables(joined), *(() if advice is None else advice.tables))
+        last = joined.line if advice is None else advice.answer[-1]
+        answer = (*answer[:-1], f"{answer[-1]} {last}".rstrip())
+        notes = (*notes, *joined_notes(joined), *(() if advice is None else advice.notes))
+        charts[:0] = [joined_chart(joined), *(() if advice is None else advice.charts)]
     return Report(
         title=f"{model}: how fast it ran",
-        answer=tuple(_lines(model, figures, unit, dtype, device)),
+        answer=answer,
         tables=tuple(tables),
         notes=(*_run_notes(figures, pages), *_device_notes(device, dtype), *notes),
-        charts=tuple(_charts(figures, pages, operators, device, dtype)),
+        charts=tuple(charts),
         chapters=tuple(chapters),
     )
 
@@ -327,8 +342,8 @@ def _run_notes(figures: RunFigures, pages: Sequence[PageMeasurement]) -> Iterato
         yield Note(f"{counted}.")
     else:
         yield Note(
-            f"{counted}: prefill is the forward over the prompt without vision. The row of decode in the table of "
-            "efficiencies is one step."
+            f"{counted}: prefill is the forward over the prompt without vision. In the table of efficiencies the row "
+            "of decode is one step."
         )
         yield Note(
             "Decode steps continue from the token that the prefill gives, so a page of n new tokens has n - 1 of them."
@@ -350,12 +365,11 @@ def _device_notes(device: Device | None, dtype: str) -> Iterator[Note]:
         )
         return
     if device.is_measured:
-        yield Note(f"MFU and MBU compare with what {device.name} was measured to reach, not with a data sheet.")
+        yield Note(f"MFU and MBU are relative to the measured peaks of {device.name}, not to a data sheet.")
     used = {f"peak_tflops_dense.{name}" for name in PEAKS_OF_DTYPE.get(dtype, (dtype,))} | {"bandwidth_gb_per_s"}
     if doubtful := sorted(used & set(device.unverified)):
         yield Note(
-            f"Figures of {device.name} that MFU and MBU rest on and that were not read in a source: "
-            f"{', '.join(doubtful)}.",
+            f"MFU and MBU rest on figures of {device.name} that were not read in a source: {', '.join(doubtful)}.",
             Level.WARNING,
         )
 
@@ -408,12 +422,12 @@ def metrics_document(
     return plain_values(rows)
 
 
-def _stage(stage: TimedStage) -> StageRow:
+def _stage(stage: TimedStage) -> TimedStageRow:
     efficiency = stage.efficiency
     bound_by = None if efficiency is None else efficiency.bound_by
     of_device = ("mfu", "mbu", "achieved_flops_per_s", "attainable_flops_per_s", "lower_bound_s")
     return filled(
-        StageRow,
+        TimedStageRow,
         stage,
         per_page=filled(SpreadRow, stage.time),
         flops_per_byte=None if efficiency is None else efficiency.intensity,

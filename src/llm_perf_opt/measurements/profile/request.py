@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import Option
@@ -15,6 +15,7 @@ from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.reading import FileKind, as_record, naming_file, read_bytes, read_json
 
 Record = TypeVar("Record")
+OptionValue = str | int | float | bool
 
 NOT_MEASURED = {"is_measured": False}
 """Metadata of a field that the timed passes do not depend on: a run that differs only in these keeps its pages."""
@@ -37,8 +38,8 @@ class PageChoice:
     r"""What profiling adds to a workload: which pages, the text of the prompt, and how long to generate.
 
     `image` is a file, a folder of them, a `.txt` list with one file or size per line, or a size of a synthetic page.
-    Of many pages `sample` takes so many, drawn with `seed`. `prompt` is text, with `\n` for a line break, and needs a
-    tokenizer; without it `prompt_tokens` placeholders stand in.
+    Of many pages `sample` takes this many, drawn with `seed`. `prompt` is text, with `\n` for a line break, and needs a
+    tokenizer; without it `prompt_tokens` placeholders are used.
     """
 
     image: str | None = None  # None: the model's own default
@@ -48,7 +49,7 @@ class PageChoice:
     max_new_tokens: int = 8
     stop_at_eos: bool = False  # a fixed number of tokens is a fixed amount of work
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, OptionValue]:
         """The declared fields of a workload that are set, as they were written."""
         given = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
         return {name: value for name, value in given.items() if value is not None}
@@ -103,15 +104,15 @@ class RunChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticSwitch:
-    """The static report, made before the times. Sizes that are not given are those of the first page of the run.
+    """The static report, made before the times. Sizes that are not given are taken from the first page of the run.
 
-    `sources` are those of `llm-perf-opt cost`, with a `+` between them: a comma would ask for several runs.
+    `sources` are the same as in `llm-perf-opt cost`, with a `+` between them: a comma would ask for several runs.
     """
 
     enabled: bool = True
-    sources: str = "counted+closed-form"  # those that run nothing
+    sources: str = "counted+closed-form"  # sources that run nothing
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, OptionValue]:
         """The fields of the workload that are given, as they were written."""
         given = {name: getattr(self, name) for name in ALL_OPTIONS}
         return {name: value for name, value in given.items() if value is not None}
@@ -133,12 +134,13 @@ class ProfilerChoice:
     """
 
     enabled: bool = True
-    modules: bool = False  # a range for every module, besides those of the stages
+    modules: bool = False  # a range for every module, next to the ranges of the stages
     with_stack: bool = field(default=False, metadata=NOT_MEASURED)
     with_modules: bool = field(default=False, metadata=NOT_MEASURED)
     profile_memory: bool = field(default=False, metadata=NOT_MEASURED)
-    nsight: str = "none"  # "none" | "nsys" | "ncu"
-    nsight_stage: str = "decode"  # the stage whose kernels Nsight Compute looks at
+    nsight: str = "none"  # "none" | "nsys" | "ncu" | "installed": each of them that is
+    nsight_stage: str = "decode"  # the stage in which Nsight Compute looks at kernels
+    join: bool = field(default=False, metadata=NOT_MEASURED)  # the profile laid on the trace, next to a prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class ProfileRequest:
         _require_at_least("workload.sample", self.workload.sample, 1)
         _require_at_least("run.threads", self.run.threads, 1)
         _require_one_of("model.weights", self.model.weights, ("random", "stored"))
-        _require_one_of("profiler.nsight", self.profiler.nsight, ("none", "nsys", "ncu"))
+        _require_one_of("profiler.nsight", self.profiler.nsight, ("none", "nsys", "ncu", "installed"))
         _require_profiler(self.profiler)
         for name, value in (*self.workload.options().items(), *self.static_analysis.options().items()):
             ALL_OPTIONS[name].value_of(value)
@@ -189,11 +191,11 @@ def _require_at_least(name: str, value: int | None, least: int) -> None:
 
 
 def _require_profiler(profiler: ProfilerChoice) -> None:
-    switches = {name: getattr(profiler, name) for name in ("with_stack", "with_modules", "profile_memory")}
+    switches = {name: getattr(profiler, name) for name in ("with_stack", "with_modules", "profile_memory", "join")}
     if not profiler.enabled and any(switches.values()):
-        asked = ", ".join(f"profiler.{name}" for name, is_on in switches.items() if is_on)
+        switched_on = ", ".join(f"profiler.{name}" for name, is_on in switches.items() if is_on)
         raise UsageError(
-            f"{asked} cannot be recorded.",
+            f"{switched_on} cannot be recorded.",
             why="they are options of torch's profiler, and its pass is off",
             fix="leave out profiler=off (in Python operators=False)",
         )
@@ -250,7 +252,7 @@ def _all_pages(image: str) -> tuple[str, ...]:
 
 
 def _listed(file: Path) -> list[str]:
-    """One page per line; a file is looked for beside the list, and `#` begins a comment line."""
+    """One page per line; a file is looked for next to the list, and `#` begins a comment line."""
     try:
         lines = [line.strip() for line in read_bytes(file, _PAGE_LIST).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:

@@ -50,7 +50,7 @@ MEASURED = (
     CHROME_TRACE,
     "kernels.json",
     "nsys.nsys-rep",
-    "nsys.sqlite",  # which `nsys stats` leaves beside its report
+    "nsys.sqlite",  # which `nsys stats` leaves next to its report
     "ncu.csv",
 )
 
@@ -97,7 +97,7 @@ class RunFolder:
         return self.write_text(name, sealed_text(text) if isinstance(document, dict) else text + "\n")
 
     def write_with_digest(self, name: str, text: str) -> Path:
-        """A file that has no place for a seal, and beside it its digest as `sha256sum --check` takes it."""
+        """A file that has no place for a seal, and next to it its digest as `sha256sum --check` takes it."""
         self.write_text(name + DIGEST_SUFFIX, f"{_digest(text.encode())}  {name}\n")
         return self.write_text(name, text)
 
@@ -296,7 +296,7 @@ def failure_kept(run: Path, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def read_sweep(folder: Path, runs: Sequence[Path]) -> Sweep:
-    """The folders of the runs that one command started in `folder`; what else lies there is not looked at."""
+    """The folders of the runs that one command started in `folder`; other files there are ignored."""
     table = Table(title="Runs", columns=_SWEEP_COLUMNS, rows=tuple(map(_row, runs)))
     return Sweep(
         runs=tuple(runs),
@@ -309,11 +309,11 @@ def _answer(table: Table) -> str:
     """How many have figures, and the fastest."""
     place = [column.name for column in table.columns].index("page")
     timed = {str(row[0]): row[place] for row in table.rows if isinstance(row[place], float)}
-    told = f"{counted(len(table.rows), 'run')}, {format_count(len(table.rows) - len(timed))} without figures"
+    summary = f"{counted(len(table.rows), 'run')}, {format_count(len(table.rows) - len(timed))} without figures"
     if not timed:
-        return f"{told}."
+        return f"{summary}."
     fastest = min(timed, key=lambda name: float(timed[name] or 0.0))
-    return f"{told}; fastest {fastest}, {format_seconds(float(timed[fastest] or 0.0))} a page."
+    return f"{summary}; fastest {fastest}, {format_seconds(float(timed[fastest] or 0.0))} a page."
 
 
 def _failure(run: Path) -> str | None:
@@ -326,15 +326,15 @@ def _failure(run: Path) -> str | None:
 def _row(run: Path) -> tuple[Cell, ...]:
     if _failure(run) is not None:
         return (run.name, "failed", *(None,) * (len(_SWEEP_COLUMNS) - 2))
-    found = read_metrics(run / METRICS_FILE)
-    workload, step = found.request.get("workload", {}), found.decode_step
+    metrics = read_metrics(run / METRICS_FILE)
+    workload, step = metrics.request.get("workload", {}), metrics.decode_step
     return (
         run.name,
-        found.model,
+        metrics.model,
         workload.get("mode"),
         workload.get("max_new_tokens"),
-        found.wall.median_ns * 1e-9,
-        None if found.first_token is None else found.first_token.median_ns * 1e-9,
+        metrics.wall.median_ns * 1e-9,
+        None if metrics.first_token is None else metrics.first_token.median_ns * 1e-9,
         None if step is None else step.median_ns * 1e-9,
-        found.model_figure.mfu,
+        metrics.model_figure.mfu,
     )

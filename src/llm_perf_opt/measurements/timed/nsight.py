@@ -36,14 +36,14 @@ class ProjectedRange:
 
 def read_ranges(text: str) -> tuple[ProjectedRange, ...]:
     """The stages among the ranges of `nvtx_gpu_proj_trace`; the empty domain in `:name` is cut off."""
-    found = []
+    ranges = []
     for row in table_rows(text, RANGES_HEADING):
         name = row["Name"].lstrip(":")
         if name.startswith(STAGE_PREFIX):
             start_ns = int(row["Projected Start (ns)"])
             end_ns = start_ns + int(row["Projected Duration (ns)"])
-            found.append(ProjectedRange(stage=name.removeprefix(STAGE_PREFIX), start_ns=start_ns, end_ns=end_ns))
-    return tuple(found)
+            ranges.append(ProjectedRange(stage=name.removeprefix(STAGE_PREFIX), start_ns=start_ns, end_ns=end_ns))
+    return tuple(ranges)
 
 
 def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> tuple[MeasuredKernel, ...]:
@@ -58,16 +58,16 @@ def read_kernels_by_stage(gpu_trace: str, ranges: Sequence[ProjectedRange]) -> t
         key = (row["Name"], _stage_at(int(row["Start (ns)"]), ranges))
         calls, total_ns = sums.get(key, (0, 0))
         sums[key] = (calls + 1, total_ns + int(row["Duration (ns)"]))
-    found = [
+    kernels = [
         MeasuredKernel(name=name, stage=stage, calls=calls, total_ns=total_ns)
         for (name, stage), (calls, total_ns) in sums.items()
     ]
-    return tuple(sorted(found, key=lambda kernel: (-kernel.total_ns, kernel.name, kernel.stage or "")))
+    return tuple(sorted(kernels, key=lambda kernel: (-kernel.total_ns, kernel.name, kernel.stage or "")))
 
 
 def _stage_at(moment_ns: int, ranges: Sequence[ProjectedRange]) -> str | None:
-    around = [one for one in ranges if one.start_ns <= moment_ns < one.end_ns]
-    return max(around, key=lambda one: (one.start_ns, -one.end_ns)).stage if around else None
+    around = [stage_range for stage_range in ranges if stage_range.start_ns <= moment_ns < stage_range.end_ns]
+    return max(around, key=lambda stage_range: (stage_range.start_ns, -stage_range.end_ns)).stage if around else None
 
 
 def read_ncu(text: str) -> tuple[MeasuredKernel, ...]:
@@ -77,7 +77,7 @@ def read_ncu(text: str) -> tuple[MeasuredKernel, ...]:
     """
     rows = table_rows(text, NCU_HEADING)
     units = next(rows, {})
-    found = []
+    kernels = []
     for row in rows:
         metrics = {name: number for name, value in row.items() if (number := _number(value)) is not None}
         if _DURATION not in metrics:
@@ -86,7 +86,7 @@ def read_ncu(text: str) -> tuple[MeasuredKernel, ...]:
                 why=f"there is no number under {_DURATION}",
                 fix=f"ask for it: --metrics {_DURATION}",
             )
-        found.append(
+        kernels.append(
             MeasuredKernel(
                 name=row["Kernel Name"],
                 stage=_pushed_stage(row),
@@ -95,7 +95,7 @@ def read_ncu(text: str) -> tuple[MeasuredKernel, ...]:
                 metrics={name: value for name, value in metrics.items() if "__" in name},
             )
         )
-    return tuple(found)
+    return tuple(kernels)
 
 
 def _ns_per_unit(unit: str | None) -> int:

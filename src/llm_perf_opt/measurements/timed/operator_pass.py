@@ -15,9 +15,16 @@ from torch.profiler import profile
 
 from llm_perf_opt.core.measurement import OperatorTime
 from llm_perf_opt.core.output_files import move_whole, write_whole
-from llm_perf_opt.harness.profiler_details import OpDetail, ProfilerOptions, annotate, exported_trace, op_details
+from llm_perf_opt.harness.profiler_details import (
+    OpDetail,
+    ProfilerOptions,
+    annotate,
+    exported_trace,
+    is_range,
+    op_details,
+)
 from llm_perf_opt.harness.quiet import quiet_profiler
-from llm_perf_opt.harness.stage_ranges import MODULE_PREFIX, STAGE_PREFIX
+from llm_perf_opt.harness.stage_ranges import STAGE_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +90,7 @@ def profile_operators(
     _export(profiler, chrome_trace, details)
     events = profiler.events() or ()
     if options:
-        events = [event for event in events if event.id in details or _is_range(event.name)]  # no Python functions
+        events = [event for event in events if event.id in details or is_range(event.name)]  # no Python functions
     return _by_stage(events, details, on_cuda=on_cuda)
 
 
@@ -101,7 +108,7 @@ def _export(profiler: profile, chrome_trace: Path, details: Mapping[int, OpDetai
 def _by_stage(events: Iterable[Any], details: Mapping[int, OpDetail], *, on_cuda: bool) -> tuple[OperatorTime, ...]:
     sums: dict[tuple[str, str, str | None, str | None], list[float]] = {}
     for event in events:
-        if _is_range(event.name) or _is_kernel(event):
+        if is_range(event.name) or _is_kernel(event):
             continue
         detail = details.get(event.id, _NOT_RECORDED)
         key = (_stage_of(event), event.name, detail.module, detail.source)
@@ -112,7 +119,7 @@ def _by_stage(events: Iterable[Any], details: Mapping[int, OpDetail], *, on_cuda
         row[3] += event.self_device_time_total
         row[4] += detail.self_allocated_bytes or 0
     has_memory = any(detail.self_allocated_bytes is not None for detail in details.values())
-    found = [
+    times = [
         OperatorTime(
             stage=stage,
             operator=operator,
@@ -126,19 +133,15 @@ def _by_stage(events: Iterable[Any], details: Mapping[int, OpDetail], *, on_cuda
         )
         for (stage, operator, module, source), (calls, own_us, total_us, device_us, allocated) in sums.items()
     ]
-    return tuple(sorted(found, key=_longest_first))
+    return tuple(sorted(times, key=_longest_first))
 
 
-def _longest_first(one: OperatorTime) -> tuple[int, str, str, str, str]:
-    return -(one.device_ns or one.self_ns), one.stage, one.operator, one.module or "", one.source or ""
-
-
-def _is_range(name: str) -> bool:
-    return name.startswith((STAGE_PREFIX, MODULE_PREFIX))
+def _longest_first(time: OperatorTime) -> tuple[int, str, str, str, str]:
+    return -(time.device_ns or time.self_ns), time.stage, time.operator, time.module or "", time.source or ""
 
 
 def _is_kernel(event: Any) -> bool:
-    """Kernels are listed as events of their own besides the operator that launched them, whose time has them."""
+    """Kernels are events of their own next to the operator that launched them, and are part of its time."""
     return bool(event.device_type.name != "CPU")
 
 

@@ -160,20 +160,20 @@ def own_times(names: Sequence[str | None], moments_ns: Sequence[int]) -> dict[st
 
     Stages come in the order in which they first ended, samples in the order in which they began.
     """
-    found: dict[str, list[int]] = {}
+    samples_of: dict[str, list[int]] = {}
     ended: dict[str, None] = {}
     open_stages: list[tuple[str, int, int]] = []  # name, when it began, place among its samples
     inside_ns: list[int] = []
     for name, moment_ns in zip(names, moments_ns, strict=True):
         if name is not None:
-            samples = found.setdefault(name, [])
+            samples = samples_of.setdefault(name, [])
             open_stages.append((name, moment_ns, len(samples)))
             samples.append(0)
             inside_ns.append(0)
             continue
         closed, began_ns, place = open_stages.pop()
         elapsed_ns = moment_ns - began_ns
-        found[closed][place] = elapsed_ns - inside_ns.pop()
+        samples_of[closed][place] = elapsed_ns - inside_ns.pop()
         ended.setdefault(closed)
         if inside_ns:
             inside_ns[-1] += elapsed_ns
@@ -181,4 +181,4 @@ def own_times(names: Sequence[str | None], moments_ns: Sequence[int]) -> dict[st
         raise PerfOptError(
             f"The stage {open_stages[-1][0]!r} never ended.", why="its time is unknown", fix="end every stage"
         )
-    return {name: tuple(found[name]) for name in ended}
+    return {name: tuple(samples_of[name]) for name in ended}

@@ -81,7 +81,7 @@ class TimedRuns:
                 timed = [self.timed_pass(page) for _ in range(self._repeats)]
             else:
                 timed = [(done, cold), *(self.timed_pass(page) for _ in range(self._repeats - 1))]
-        _require_same_work(page, [one for one, _ in timed])
+        _require_same_work(page, [timed_pass for timed_pass, _ in timed])
         return PageMeasurement(
             image=page.image,
             workload=asdict(_ran(page, done)),
@@ -90,7 +90,7 @@ class TimedRuns:
             cache_tokens=done.cache_tokens,
             token_ids=done.token_ids,
             text=page.text_of(done.token_ids),
-            passes=tuple(one for _, one in timed),
+            passes=tuple(timed_pass for _, timed_pass in timed),
             cold=cold if is_first else None,
             peak_process_bytes=memory.process_bytes(),
             peak_device_bytes=memory.device_bytes(),
@@ -109,7 +109,7 @@ class TimedRuns:
     def operators(
         self, page: PageRun, chrome_trace: Path, *, modules: bool, options: ProfilerOptions | None = None
     ) -> tuple[OperatorTime, ...]:
-        """One more pass under torch's profiler, whose times are its own and enter no stage's figure.
+        """One more pass under torch's profiler; its times enter no figure of a stage.
 
         `modules` names a range for each module call, which `with_modules` of the options needs.
         """

@@ -27,13 +27,16 @@ class KvCache:
         return self.key_cache[0].shape[-2] if self.key_cache else 0
 
     def update(self, layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to one layer and return all of its keys and values; the layers of a new cache come in order."""
-        if layer_idx == len(self.key_cache):
+        """Append to one layer and return all of its keys and values; the layers of a new cache come in order.
+
+        A layer that runs alone begins a cache of its own.
+        """
+        if layer_idx >= len(self.key_cache):
             self.key_cache.append(key)
             self.value_cache.append(value)
-        else:
-            self.key_cache[layer_idx] = torch.cat([self.key_cache[layer_idx], key], dim=-2)
-            self.value_cache[layer_idx] = torch.cat([self.value_cache[layer_idx], value], dim=-2)
+            return key, value
+        self.key_cache[layer_idx] = torch.cat([self.key_cache[layer_idx], key], dim=-2)
+        self.value_cache[layer_idx] = torch.cat([self.value_cache[layer_idx], value], dim=-2)
         return self.key_cache[layer_idx], self.value_cache[layer_idx]
 
     def past_key_values(self) -> PastKeyValues:

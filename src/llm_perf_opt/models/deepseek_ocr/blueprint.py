@@ -1,6 +1,6 @@
 """The whole model: vision features take the places of image tokens, then the decoder runs.
 
-Module paths, class names and state-dict names are those of the released code, so released weights load; the code is
+Module paths, class names and state-dict names equal the released code's, so released weights load; the code is
 our own, for inference only.
 """
 

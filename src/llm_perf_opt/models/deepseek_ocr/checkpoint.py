@@ -41,7 +41,7 @@ class DeepSeekOcrCheckpoint:
     ) -> None:
         if attention not in (None, "eager", "flash"):
             raise UsageError(
-                f"A folder is not run with attention {attention!r}.",
+                f"A released folder does not run with attention {attention!r}.",
                 why="the released code has an eager variant and one for flash-attn",
                 fix="use eager or flash",
             )

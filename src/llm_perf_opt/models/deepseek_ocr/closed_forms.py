@@ -36,10 +36,10 @@ SOURCE = "closed-form"
 def closed_forms(config: DeepSeekOcrConfig, workload: Workload) -> tuple[SourceFigures, ...]:
     """The figures of each vision stage and of prefill; and, if any steps are asked for, of decode."""
     plan = make_plan(config, workload)
-    told = [*_vision(config, plan), _prefill(config, plan)]
+    figures = [*_vision(config, plan), _prefill(config, plan)]
     if plan.decode_steps:
-        told.append(_decode(config, plan))
-    return tuple(told)
+        figures.append(_decode(config, plan))
+    return tuple(figures)
 
 
 class ReleasedForms:
@@ -73,7 +73,7 @@ class ReleasedForms:
 def _other_than_built(config: DeepSeekOcrConfig) -> list[str]:
     """What `config.json` says of sizes that the released code does not read."""
     built = DeepSeekOcrConfig()
-    found = [
+    differences = [
         f"{encoder}.{name} is {getattr(getattr(config, encoder), name)} in config.json, and the code builds {size}"
         for encoder, sizes in (("sam", asdict(built.sam)), ("clip", asdict(built.clip)))
         for name, size in sizes.items()
@@ -81,8 +81,8 @@ def _other_than_built(config: DeepSeekOcrConfig) -> list[str]:
     ]
     if config.decoder.hidden_size != built.decoder.hidden_size:
         sizes = f"{config.decoder.hidden_size} in config.json, and the projector puts out {built.decoder.hidden_size}"
-        found.append(f"hidden_size is {sizes}")
-    return found
+        differences.append(f"hidden_size is {sizes}")
+    return differences
 
 
 def _vision(config: DeepSeekOcrConfig, plan: Plan) -> Iterator[SourceFigures]:
@@ -96,25 +96,25 @@ def _vision(config: DeepSeekOcrConfig, plan: Plan) -> Iterator[SourceFigures]:
 def _prefill(config: DeepSeekOcrConfig, plan: Plan) -> SourceFigures:
     passes = prefill_pass(plan.context_tokens, batch=plan.batch)
     work = decoder_work(config.decoder, passes, plan.attention)
-    told = _figures_of_stage("prefill", work, parameters_by_stage(config)["decoder"])
-    return _with_memory(told, config, plan, held_tokens=plan.context_tokens)
+    figures = _figures_of_stage("prefill", work, parameters_by_stage(config)["decoder"])
+    return _with_memory(figures, config, plan, held_tokens=plan.context_tokens)
 
 
 def _decode(config: DeepSeekOcrConfig, plan: Plan) -> SourceFigures:
     passes = decode_passes(plan.context_tokens, steps=plan.decode_steps, batch=plan.batch)
     work = decoder_work(config.decoder, passes, plan.attention)
-    told = replace(_figures_of_stage("decode", work, parameters_by_stage(config)["decoder"]), phase="decode")
+    figures = replace(_figures_of_stage("decode", work, parameters_by_stage(config)["decoder"]), phase="decode")
     read = weight_bytes_read_per_step(config.decoder, BYTES_PER_VALUE[plan.dtype], batch=plan.batch)
     note = f"one decoding step reads at most {read:,} bytes of weights, each once"
-    told = _with_memory(told, config, plan, held_tokens=plan.context_tokens + plan.decode_steps)
-    return replace(told, notes=(note,))
+    figures = _with_memory(figures, config, plan, held_tokens=plan.context_tokens + plan.decode_steps)
+    return replace(figures, notes=(note,))
 
 
-def _with_memory(told: SourceFigures, config: DeepSeekOcrConfig, plan: Plan, *, held_tokens: int) -> SourceFigures:
+def _with_memory(figures: SourceFigures, config: DeepSeekOcrConfig, plan: Plan, *, held_tokens: int) -> SourceFigures:
     bytes_per_value = BYTES_PER_VALUE[plan.dtype]
     cache = CacheFormula.of(config.decoder, bytes_per_value)
     return replace(
-        told,
+        figures,
         weight_bytes=weight_bytes(config, bytes_per_value),
         kv_bytes_per_token=cache.bytes_at(1),
         kv_cache_bytes=cache.bytes_at(held_tokens, batch=plan.batch),
@@ -144,7 +144,7 @@ def _figures_of_stage(stage: str, work: Sequence[MatrixWork], parameters: int) -
 
 
 def _operators(work: Sequence[MatrixWork]) -> tuple[OperatorFigure, ...]:
-    """The same product of every layer and view as one operator, in the order in which they first run."""
+    """The same matmul of every layer and view as one operator, in the order in which they first run."""
     by_name: dict[str, list[MatrixWork]] = {}
     for piece in work:
         by_name.setdefault(piece.operator, []).append(piece)

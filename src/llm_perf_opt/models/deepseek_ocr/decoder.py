@@ -44,15 +44,24 @@ class DeepseekV2DecoderLayer(nn.Module):
         self.post_attention_layernorm = DeepseekV2RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, position_ids: Tensor, past_key_value: KvCache
-    ) -> tuple[Tensor, KvCache]:
-        """The new hidden states, and the cache with this layer's keys and values added."""
-        attended, past_key_value = self.self_attn(
-            self.input_layernorm(hidden_states), attention_mask, position_ids, past_key_value
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_value: KvCache | None = None,
+    ) -> tuple[Tensor, KvCache] | tuple[Tensor]:
+        """The new hidden states, and the cache, if one was given, with this layer's keys and values added.
+
+        Without positions the tokens are the first ones of a sequence.
+        """
+        if position_ids is None:
+            position_ids = torch.arange(hidden_states.shape[1], device=hidden_states.device).unsqueeze(0)
+        attended, cache = self.self_attn(
+            self.input_layernorm(hidden_states), attention_mask, position_ids, past_key_value or KvCache(())
         )
         hidden_states = hidden_states + attended
         hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
-        return hidden_states, past_key_value
+        return (hidden_states,) if past_key_value is None else (hidden_states, cache)
 
 
 def causal_mask(embeds: Tensor, held_tokens: int, padding_mask: Tensor | None) -> Tensor | None:

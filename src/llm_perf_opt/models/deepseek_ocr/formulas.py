@@ -16,9 +16,9 @@ from llm_perf_opt.ops.grouped_experts import expected_distinct
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixWork:
-    """One kind of product that one module does, over all its calls.
+    """One kind of matmul that one module does, over all its calls.
 
-    `path` is the module in whose forward it runs; a `*` in it stands for every routed expert in use. `outputs` are
+    `path` is the module that runs it in its forward; a `*` in it stands for every routed expert in use. `outputs` are
     elements put out, `weights` elements of the matrix that it multiplies with in one forward. `calls` is None where it
     depends on the routing.
     """
@@ -40,16 +40,16 @@ class MatrixWork:
 
 def linear(path: str, rows: int, inputs: int, outputs: int, calls: int | None) -> MatrixWork:
     """`rows` vectors through one matrix; a bias adds no multiply-add."""
-    plain = product(path, "linear", rows=rows, inner=inputs, columns=outputs, calls=calls)
+    plain = matmul(path, "linear", rows=rows, inner=inputs, columns=outputs, calls=calls)
     return replace(plain, weights=inputs * outputs)
 
 
-def product(path: str, kind: str, *, rows: int, inner: int, columns: int, calls: int | None) -> MatrixWork:
-    """Matrix products whose rows, over all of them, number `rows`."""
+def matmul(path: str, kind: str, *, rows: int, inner: int, columns: int, calls: int | None) -> MatrixWork:
+    """Matmuls with `rows` rows, over all of them."""
     return MatrixWork(
         path=path,
         kind=kind,
-        family=WorkFamily.PRODUCT,
+        family=WorkFamily.MATMUL,
         flops=2 * rows * inner * columns,
         outputs=rows * columns,
         calls=calls,
@@ -70,7 +70,7 @@ def convolution(path: str, positions: int, inputs: int, outputs: int, kernel: in
 
 
 def fused_attention(path: str, *, queries: int, pairs: int, width: int, calls: int) -> MatrixWork:
-    """Scores and weighted sum in one op: `4 * pairs * width`, `width` being that of all heads together.
+    """Scores and weighted sum in one op: `4 * pairs * width`, `width` being the width of all heads together.
 
     Every pair of query and key counts, also where a causal mask hides it.
     """
@@ -87,10 +87,10 @@ def fused_attention(path: str, *, queries: int, pairs: int, width: int, calls: i
 def eager_attention(
     path: str, *, queries: int, pairs: int, heads: int, width: int, calls: int
 ) -> tuple[MatrixWork, MatrixWork]:
-    """The same FLOPs as `fused_attention` in two products, of which the first puts out the score matrix."""
+    """The same FLOPs as `fused_attention` in two matmuls, of which the first puts out the score matrix."""
     scores, values = (
         MatrixWork(
-            path=path, kind=kind, family=WorkFamily.PRODUCT, flops=2 * pairs * width, outputs=outputs, calls=calls
+            path=path, kind=kind, family=WorkFamily.MATMUL, flops=2 * pairs * width, outputs=outputs, calls=calls
         )
         for kind, outputs in (("attention scores", pairs * heads), ("attention values", queries * width))
     )
@@ -102,18 +102,13 @@ def total_flops(work: Iterable[MatrixWork]) -> int:
     return sum(piece.flops for piece in work)
 
 
-def module_flops(work: Iterable[MatrixWork], path: str) -> int:
-    """FLOPs of one module and everything inside it; the empty path is the whole model."""
-    return total_flops(piece for piece in work if not path or f"{piece.path}.".startswith(f"{path}."))
-
-
 def active_weights(work: Iterable[MatrixWork]) -> int:
     """Elements of the matrices and kernels in use; one that is used again, for other views, counts once."""
     return sum({piece.path: piece.weights for piece in work if piece.weights}.values())
 
 
 def counted_activations(work: Iterable[MatrixWork]) -> int:
-    """Elements put out by products and convolutions, which is what fvcore counts; fused attention it does not see."""
+    """Elements put out by matmuls and convolutions, which is what fvcore counts; fused attention it does not see."""
     return sum(piece.outputs for piece in work if piece.family is not WorkFamily.ATTENTION)
 
 
@@ -130,11 +125,6 @@ class Views:
     pixels: int
     views: int = 1
     calls: int = 1
-
-
-def vision_work(config: DeepSeekOcrConfig, views: Views) -> tuple[MatrixWork, ...]:
-    """All three stages: SAM, then CLIP on its features, then the projector on both."""
-    return (*sam_work(config.sam, views), *clip_work(config, views), *projector_work(config, views))
 
 
 def sam_work(config: SamConfig, views: Views) -> tuple[MatrixWork, ...]:
@@ -166,7 +156,7 @@ def _sam_attention(config: SamConfig, path: str, *, side: int, maps: int, calls:
     width, tokens = config.hidden_size, maps * side**2
     queries_of_all_heads = tokens * config.num_heads
     yield linear(f"{path}.qkv", tokens, width, 3 * width, calls)
-    yield product(
+    yield matmul(
         path,
         "einsum of relative positions",
         rows=2 * queries_of_all_heads,
@@ -257,7 +247,7 @@ def _attention(config: DecoderConfig, path: str, passes: Passes, attention: str)
     for name in ("q_proj", "k_proj", "v_proj"):
         yield linear(f"{path}.{name}", passes.tokens, width, width, forwards)
     # Frequencies times positions, an outer product: the inner dimension is one.
-    yield product(
+    yield matmul(
         f"{path}.rotary_emb",
         "matmul of rotary angles",
         rows=passes.positions,

@@ -40,7 +40,7 @@ class PromptIds:
 
 
 def placeholder_ids(count: int) -> tuple[int, ...]:
-    """So many different small ids: without a tokenizer only their number counts."""
+    """Different small ids: without a tokenizer only their number counts."""
     return tuple(FIRST_TEXT_ID + index % TEXT_IDS for index in range(count))
 
 

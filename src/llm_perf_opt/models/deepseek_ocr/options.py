@@ -23,7 +23,7 @@ class DeepSeekOcrWorkload(Workload):
         read=read_grid,
         header_none=([1, 1],),  # a page that was not cut
         metavar="COLUMNSxROWS",
-        help="Grid of tiles. Default: what the image size gives.",
+        help="Grid of tiles. Default: derived from the image size.",
     )
 
 

@@ -23,7 +23,7 @@ def written_size(image: str) -> tuple[int, int] | None:
     width, height = int(size[1]), int(size[2])
     if not 0 < width * height <= MOST_PIXELS:
         raise UsageError(
-            f"A page of {width}x{height} pixels makes no sense.",
+            f"A page cannot have {width}x{height} pixels.",
             why=f"both sides must be positive and the area at most {MOST_PIXELS:,} pixels",
             fix="give width x height in pixels, such as 1240x1754",
         )
@@ -48,7 +48,7 @@ def _require_visible(width: int, height: int, mode: ImageMode) -> None:
 
 
 def crop_grid(width: int, height: int, tile: int) -> tuple[int, int]:
-    """(columns, rows) of the tiles: the grid of 2 to 9 tiles whose proportions come nearest to the page's.
+    """(columns, rows) of the tiles: the grid of 2 to 9 tiles with the proportions nearest to the page's.
 
     Of equally near grids a larger one wins only if the page has more than half as many pixels as its tiles. A page that
     fits into one tile is not cut.

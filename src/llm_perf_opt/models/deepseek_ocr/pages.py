@@ -18,7 +18,7 @@ from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES, view_grid, 
 
 PADDING_COLOUR = (127, 127, 127)
 _BYTES_PER_PIXEL = 30  # three colours: the stretched page, its tiles, and their values twice over as float32
-LYING_ORIENTATIONS = (5, 6, 7, 8)  # of the EXIF tag: the upright page has width and height exchanged
+LYING_ORIENTATIONS = (5, 6, 7, 8)  # of the EXIF tag: the upright page has width and height swapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

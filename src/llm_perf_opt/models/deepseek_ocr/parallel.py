@@ -90,8 +90,8 @@ def _split_embedding(embedding: Any, part: RankPart) -> None:
     def forward(token_ids: Tensor) -> Tensor:
         own = token_ids - first
         is_elsewhere = (own < 0) | (own >= rows)
-        found = F.embedding(own.masked_fill(is_elsewhere, 0), embedding.weight)
-        return part.reduced(found.masked_fill_(is_elsewhere.unsqueeze(-1), 0))
+        embedded = F.embedding(own.masked_fill(is_elsewhere, 0), embedding.weight)
+        return part.reduced(embedded.masked_fill_(is_elsewhere.unsqueeze(-1), 0))
 
     embedding.forward = forward
 
@@ -154,7 +154,7 @@ def _keep(module: nn.Linear | nn.Embedding, dim: int, index: int, parts: int) ->
     """Cut the weight down to one of equal parts, in memory of its own."""
     if isinstance(module, nn.Linear) and module.bias is not None:
         raise UsageError(
-            "A projection with a bias is not spread.",
+            "A projection with a bias cannot be split between ranks.",
             why="the plan of DeepSeek-OCR is for its released configuration, which has none in the decoder",
             fix="trace it on one device",
         )
@@ -176,7 +176,7 @@ def _then(module: Any, follow: Callable[[Tensor], Tensor]) -> None:
 # Vision in data parallel: each rank encodes some of the views, and one all-gather gives all tokens to all ranks.
 #
 # The model's own forward encodes page after page. Before it runs, this rank's views go through the encoders and the
-# tokens are exchanged. While it runs, the encoders hand out what was gathered, so its code stays as it is.
+# tokens are gathered. While it runs, the encoders hand out what was gathered, so its code stays as it is.
 
 TokensOf = Callable[[int], int]  # (side of a view in pixels) -> tokens that it becomes
 Features = list[tuple[Tensor, Tensor]]  # pixels as the model has them, and their tokens [views, tokens, width]
@@ -249,7 +249,7 @@ def _by_view(
         taken, rest[rank] = rest[rank][:rows], rest[rank][rows:]
         return taken
 
-    for page, (tiles, whole) in enumerate(images):
+    for page, (tiles, global_view) in enumerate(images):
         pieces, last = [], None
         for rank, pages in enumerate(shares):
             if pages[page].tiles:
@@ -260,7 +260,7 @@ def _by_view(
             together = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
             yield tiles, together.unflatten(0, (-1, tokens[0]))
         assert last is not None, "every page has a global view, and one rank encodes it"
-        yield whole, last.unsqueeze(0)
+        yield global_view, last.unsqueeze(0)
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def _handing_out(model: Any, features: Features) -> Iterator[None]:
     current: list[Tensor] = []
 
     def sam(pixels: Tensor) -> Tensor:
-        current[:] = [found for known, found in features if known is pixels]
+        current[:] = [feature for known, feature in features if known is pixels]
         side = math.isqrt(current[0].shape[1])
         return pixels.new_empty(pixels.shape[0], 0, side, side)
 

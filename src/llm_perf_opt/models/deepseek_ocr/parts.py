@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from llm_perf_opt.core.target import Part
+from llm_perf_opt.models.deepseek_ocr.formulas import CLIP, PROJECTOR, SAM
 
 
 class _StackedExperts(nn.Module):
     """The gate and the shared experts as they are; the weights of the routed experts in three tensors.
 
-    Each tensor is `[experts, in, out]`, the layout of a batched product.
+    Each tensor is `[experts, in, out]`, the layout of a batched matmul.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -46,10 +47,10 @@ class _StackedExperts(nn.Module):
 
 
 class GroupedExperts(_StackedExperts):
-    """One grouped product for all experts: rows are sorted by expert, and their counts are a tensor, not numbers.
+    """One grouped matmul for all experts: rows are sorted by expert, and their counts are a tensor, not numbers.
 
-    As many FLOPs as the loop, for any routing. The products are in bfloat16, the only dtype for which torch knows the
-    shape of a grouped product without running it.
+    As many FLOPs as the loop, for any routing. The matmuls are in bfloat16, the only dtype for which torch knows the
+    shape of a grouped matmul without running it.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -75,7 +76,7 @@ class GroupedExperts(_StackedExperts):
 class AllExperts(_StackedExperts):
     """Every expert sees every token, and the router's weights, zero for most, pick what counts.
 
-    Only plain products, which ONNX has too, at `experts / chosen` times the FLOPs of the routed experts.
+    Only plain matmuls, which ONNX has too, at `experts / chosen` times the FLOPs of the routed experts.
     """
 
     def _routed(self, tokens: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
@@ -86,9 +87,6 @@ class AllExperts(_StackedExperts):
         return (outputs * share.t().unsqueeze(-1)).sum(dim=0).to(tokens.dtype)
 
 
-_SAM = "model.sam_model"
-_CLIP = "model.vision_model"
-_PROJECTOR = "model.projector"
 _MOE = "model.layers.1.mlp"
 _MAP = ("batch", "rows", "columns", "width")  # a feature map, channels last
 _STATIC_MOE = ("moe-layer-grouped", "moe-layer-all-experts")
@@ -119,25 +117,25 @@ def make_parts(global_block: int) -> tuple[Part, ...]:
 
 
 def released_parts() -> tuple[Part, ...]:
-    """Those of the released code, whose module paths are the same."""
+    """The parts of the released code; its module paths are the same."""
     return make_parts(global_block=2)
 
 
 def _vision_parts(global_block: int) -> tuple[Part, ...]:
-    blocks = f"{_SAM}.blocks"
+    blocks = f"{SAM}.blocks"
     return (
-        Part(name="sam", path=_SAM, title="SAM encoder"),
+        Part(name="sam", path=SAM, title="SAM encoder"),
         Part(name="sam-block-windowed", path=f"{blocks}.0", title="a SAM block with windows", axes=_MAP),
         Part(name="sam-block-global", path=f"{blocks}.{global_block}", title="a SAM block without windows", axes=_MAP),
-        Part(name="clip", path=_CLIP, title="CLIP encoder"),
-        Part(name="clip-block", path=f"{_CLIP}.transformer.layers.0", title="a CLIP block"),
-        Part(name="projector", path=_PROJECTOR, title="from vision features to the width of the decoder"),
+        Part(name="clip", path=CLIP, title="CLIP encoder"),
+        Part(name="clip-block", path=f"{CLIP}.transformer.layers.0", title="a CLIP block"),
+        Part(name="projector", path=PROJECTOR, title="from vision features to the width of the decoder"),
         Part(
             name="vision",
-            path=_SAM,
+            path=SAM,
             title="SAM, CLIP and projector as one encoder",
             wrap=_vision_encoder,
-            wraps=(_SAM, _CLIP, _PROJECTOR),
+            wraps=(SAM, CLIP, PROJECTOR),
             adaptation="VisionEncoder: one function of pixels",
         ),
     )
@@ -158,10 +156,10 @@ def _decoder_parts() -> tuple[Part, ...]:
         Part(
             name="moe-layer-grouped",
             path=_MOE,
-            title="the mixture of experts with one grouped product",
+            title="the mixture of experts with one grouped matmul",
             wrap=_grouped_experts,
             instead=("moe-layer-all-experts",),
-            adaptation="GroupedExperts: counts per expert stay in a tensor, products in bfloat16",
+            adaptation="GroupedExperts: counts per expert stay in a tensor, matmuls in bfloat16",
         ),
         Part(
             name="moe-layer-all-experts",

@@ -30,7 +30,7 @@ VISION_ENCODER = "ImageEncoderViT"
 DECODER_LAYER = "DeepseekV2DecoderLayer"
 VISION_MLP = "NoTPFeedForward"
 ACTIVATION = "quick_gelu"
-VIEW_FACTS = frozenset({"images", "crops_per_image"})
+VIEW_FACTS = frozenset({"images", "crops_per_image", "images_spatial_crop"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +57,38 @@ ACTIVATION_POINT = PatchPoint(
 class LoopFacts:
     """What the loops of the model did so far, over all forwards of one block.
 
-    `images` counts pages that the vision encoders saw; `crops_per_image` has one entry for each, 0 without crops.
+    `images` counts pages that the vision encoders saw; `crops_per_image` has one entry for each, 0 without crops, and
+    `images_spatial_crop` the columns and rows of its crops as the model was told them.
     """
 
     emit: Emit
-    seen: frozenset[str]  # the facts whose patch points are there
+    seen: frozenset[str]  # the facts with patch points in this model
     crops_per_image: list[int] = field(default_factory=list)
+    grids: list[list[int]] = field(default_factory=list)  # of the pages in `crops_per_image` that came with one
     decode_steps: int = 0
     decoder_depth: int = 0
     _pages: list[Any] | None = None  # of the forward that is running: pairs of (crops, global view)
-    _crops: int = 0  # of the page whose global view is still to come
+    _grids: list[list[int]] = field(default_factory=list)  # of those pages
+    _crops: int = 0  # of the page that still waits for its global view
     _layers: set[int] = field(default_factory=set)
 
-    def begin(self, input_ids: Any, past_key_values: Any, images: Any) -> None:
+    def begin(self, input_ids: Any, past_key_values: Any, images: Any, grids: Any) -> None:
         """A forward of the whole model began; what is not as expected is left for the model to refuse."""
         pages = images if isinstance(images, (list, tuple)) else ()
         self._pages = [page for page in pages if isinstance(page, (list, tuple)) and len(page) == 2]
+        self._grids = grids.tolist() if isinstance(grids, torch.Tensor) and grids.ndim == 2 else []
         self._crops, self._layers = 0, set()
         if isinstance(input_ids, torch.Tensor) and input_ids.shape[1] == 1 and past_key_values:
             self.decode_steps += 1
 
     def encode(self, pixels: Any) -> None:
         """The first vision encoder was given these pixels: the crops of a page, or its global view, which is last."""
-        for crops, view in self._pages or ():
+        for page, (crops, view) in enumerate(self._pages or ()):
             if pixels is crops:
                 self._crops = pixels.shape[0]
             elif pixels is view:
                 self.crops_per_image.append(self._crops)
+                self.grids += self._grids[page : page + 1]
                 self._crops = 0
                 return
 
@@ -101,6 +106,8 @@ class LoopFacts:
             "decoder_depth": self.decoder_depth,
             "decode_steps": self.decode_steps,
         }
+        if len(self.grids) == len(self.crops_per_image):
+            facts["images_spatial_crop"] = list(self.grids)
         for name, fact in facts.items():
             if name in self.seen:
                 self.emit(name, fact)
@@ -114,7 +121,7 @@ def _ignore(name: str, fact: object) -> None:
 def patched(model: nn.Module, emit: Emit = _ignore, *, sees_views: bool = True) -> Iterator[LoopFacts]:
     """The model's classes, ready for tracing; afterwards every attribute is the very object that it was.
 
-    May be nested and left in any order. Only forwards of `model` itself are counted, not those of another instance.
+    May be nested and left in any order. Only forwards of `model` itself are counted, not another instance's.
     Without `sees_views` images and crops stay the adapter's claim: this rank encodes only some of them.
     """
     classes = {type(module).__name__: type(module) for module in model.modules()}
@@ -189,7 +196,7 @@ def _around_model(facts: LoopFacts, own: frozenset[int]) -> Wrap:
             if id(self) not in own:
                 return forward(self, *args, **kwargs)
             given = signature.bind(self, *args, **kwargs).arguments
-            facts.begin(given.get("input_ids"), given.get("past_key_values"), given.get("images"))
+            facts.begin(*map(given.get, ("input_ids", "past_key_values", "images", "images_spatial_crop")))
             try:
                 return forward(self, *args, **kwargs)
             finally:

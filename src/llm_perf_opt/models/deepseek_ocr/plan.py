@@ -22,7 +22,7 @@ BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4}
 class Plan:
     """What one workload means for one configuration. `grid` is (columns, rows) of the tiles."""
 
-    asked: DeepSeekOcrWorkload
+    requested: DeepSeekOcrWorkload
     image: str
     mode_name: str
     mode: ImageMode
@@ -46,7 +46,7 @@ class Plan:
 
     def described(self) -> dict[str, Json]:
         """The workload as a trace keeps it."""
-        return self.asked.header(
+        return self.requested.header(
             {
                 "image": self.image,
                 "mode": self.mode_name,
@@ -62,16 +62,16 @@ class Plan:
         )
 
 
-def make_plan(config: DeepSeekOcrConfig, asked: Workload) -> Plan:
+def make_plan(config: DeepSeekOcrConfig, requested: Workload) -> Plan:
     """Check and resolve a workload; of an image file only the size is read."""
-    workload = DeepSeekOcrWorkload.of(asked)
+    workload = DeepSeekOcrWorkload.of(requested)
     _refuse_nonsense(workload, config)
     image = workload.image or DEFAULT_IMAGE
     mode_name = workload.mode or DEFAULT_MODE
     mode = config.modes[mode_name]
     grid = view_grid(*page_size(image), mode, workload.crops)
     return Plan(
-        asked=workload,
+        requested=workload,
         image=image,
         mode_name=mode_name,
         mode=mode,
@@ -99,7 +99,7 @@ def _refuse_nonsense(workload: DeepSeekOcrWorkload, config: DeepSeekOcrConfig) -
     if workload.new_tokens > 1:
         raise UsageError(
             f"DeepSeek-OCR does not run {workload.new_tokens:,} new tokens after its cache.",
-            why="its forward takes more than one token for a new page, and looks at the page again",
+            why="its forward takes more than one token as a new page, and encodes the page again",
             fix="leave --new-tokens out",
         )
     mode = workload.mode or DEFAULT_MODE

@@ -2,7 +2,7 @@
 
 Every matrix of the decoder is split over the ranks of `tp`. Experts go round: of `ep` shares, expert 0 is in the first,
 expert 1 in the second, and so on, so that neighbours which are chosen together load different ranks. The vision
-encoders are whole on every rank; what is split between ranks are the views that they see.
+encoders are replicated on every rank; what is split between ranks are the views that they see.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _refusals(config: DecoderConfig, plan: ParallelPlan) -> Iterator[tuple[str, 
     if plan.fsdp > 1:
         yield "its plan splits matrices and experts, not stored weights alone", "leave fsdp out, use tp"
     if plan.tp % plan.ep:
-        yield "its experts are spread over the ranks of tp", f"choose an ep that divides {plan.tp}"
+        yield "its experts are split between the ranks of tp", f"choose an ep that divides {plan.tp}"
     if config.n_routed_experts % plan.ep:
         yield f"{config.n_routed_experts} experts cannot be shared evenly by {plan.ep}", "choose another ep"
     for what, size, ranks in _split_sizes(config, plan):
@@ -143,7 +143,7 @@ def _views_in_file(path: Path) -> str | None:
     if rules.tp or rules.ep:
         raise UsageError(
             f"DeepSeek-OCR takes no rules of modules: {path}.",
-            why="its plan is part of its folder here: which of its matrices are split how follows from tp and ep",
+            why="this package already knows how tp and ep split its matrices",
             fix='leave [tp] and [ep] out; [vision] views = "split" or "replicated" can be chosen',
         )
     return rules.vision.views

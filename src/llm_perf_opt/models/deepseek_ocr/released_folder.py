@@ -16,7 +16,7 @@ from llm_perf_opt.models.deepseek_ocr.configuration import ClipConfig, DecoderCo
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that a tokenizer may read
-# What reading a tokenizer may raise, beside `Exception` itself, which is all that the library below it knows.
+# What reading a tokenizer may raise, apart from `Exception` itself, which is all that the library below it knows.
 _TOKENIZER_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RecursionError)
 
 

@@ -79,7 +79,7 @@ class DeepSeekOCRSession:
         if weights not in (None, "random"):
             raise UsageError(
                 f"The blueprint has no weights {weights!r}.",
-                why="it comes without files; its weights are random or none",
+                why="it has no files of weights: they can be random, or absent",
                 fix='use weights="random", or from_local for the released ones',
             )
         workload = DeepSeekOcrWorkload(dtype=dtype, attention=attention)

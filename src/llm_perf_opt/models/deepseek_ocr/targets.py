@@ -25,6 +25,7 @@ from llm_perf_opt.core.target import (
     World,
     stated,
 )
+from llm_perf_opt.core.units import format_number_of
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.models.deepseek_ocr.attention import PastKeyValues
@@ -41,7 +42,7 @@ from llm_perf_opt.models.deepseek_ocr.inputs import (
     prompt_ids,
 )
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
-from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES
+from llm_perf_opt.models.deepseek_ocr.page_geometry import NO_TILES, count_tiles
 from llm_perf_opt.models.deepseek_ocr.pages import cut_views, open_page
 from llm_perf_opt.models.deepseek_ocr.parallel import parameter_sizes, spread_model, still_whole
 from llm_perf_opt.models.deepseek_ocr.patches import patched
@@ -81,19 +82,19 @@ def make_targets(
     plan = make_plan(config, workload)
     inputs = None if preprocess is not None else _inputs(plan, config)
     rank = None if world is None else _OnRank.of(world, config, plan)
-    whole = build or partial(build_blueprint, config, plan.attention, DTYPES[plan.dtype])
+    build_whole = build or partial(build_blueprint, config, plan.attention, DTYPES[plan.dtype])
     every = rank is None or rank.holds_all_experts
     first = Target(
         model=name,
         phase="prefill",
         workload=plan.described(),
-        build=cache(whole if rank is None else partial(rank.build, whole)),
+        build=cache(build_whole if rank is None else partial(rank.build, build_whole)),
         prepare=preprocess,
         invoke=prefill if inputs is None else partial(prefill, inputs=inputs),
         stages=STAGES,
         runtime=_runtime(
             config,
-            [plan.tiles] * plan.batch,
+            [plan.grid] * plan.batch,
             0,
             expected_prefill(config, plan, None if rank is None else rank.views, holds_all_experts=every),
         ),
@@ -144,8 +145,8 @@ class _OnRank:
     def plan(self) -> ParallelPlan:
         return self.world.plan
 
-    def build(self, whole: Callable[[], Any]) -> Any:
-        model = whole()
+    def build(self, build_whole: Callable[[], Any]) -> Any:
+        model = build_whole()
         sizes = parameter_sizes(model)
         spread = spread_model(model, self.plan, self.config, are_views_split=self.views is not None)
         self.world.replicated = still_whole(sizes, spread)
@@ -185,12 +186,12 @@ def real_run(
 
     The workload of the run has the size of the page, the number of its text tokens, and its tiles.
     """
-    asked = DeepSeekOcrWorkload.of(workload)
-    count = DEFAULT_PROMPT_TOKENS if asked.prompt_tokens is None else asked.prompt_tokens
+    requested = DeepSeekOcrWorkload.of(workload)
+    count = DEFAULT_PROMPT_TOKENS if requested.prompt_tokens is None else requested.prompt_tokens
     text = prompt_ids(count if prompt is None else prompt, tokenizer)
-    image = asked.image or DEFAULT_IMAGE
+    image = requested.image or DEFAULT_IMAGE
     width, height = page_size(image) if page is None else page.size
-    wanted = replace(asked, image=f"{width}x{height}", prompt_tokens=text.num_tokens)
+    wanted = replace(requested, image=f"{width}x{height}", prompt_tokens=text.num_tokens)
     plan = make_plan(config, wanted)
 
     def preprocess(model: torch.nn.Module) -> OcrInputs:
@@ -199,7 +200,7 @@ def real_run(
         return made.to(next(model.parameters()).device)
 
     grid = None if plan.grid == NO_TILES else plan.grid
-    decided = replace(wanted, mode=plan.mode_name, crops=asked.crops or grid, attention=plan.attention)
+    decided = replace(wanted, mode=plan.mode_name, crops=requested.crops or grid, attention=plan.attention)
     targets = make_targets(config, wanted, name=name, build=build, preprocess=preprocess)
     return RealRun(targets=targets, workload=decided)
 
@@ -217,12 +218,13 @@ def _inputs(plan: Plan, config: DeepSeekOcrConfig) -> OcrInputs:
 
 
 def _runtime(
-    config: DeepSeekOcrConfig, crops_per_image: list[int], decode_steps: int, calls: tuple[ExpectedCalls, ...]
+    config: DeepSeekOcrConfig, grids: list[tuple[int, int]], decode_steps: int, calls: tuple[ExpectedCalls, ...]
 ) -> dict[str, Json]:
     """What the loops of one phase do, and the calls that follow; a decode looks at no images."""
     return {
-        "images": len(crops_per_image),
-        "crops_per_image": crops_per_image,
+        "images": len(grids),
+        "crops_per_image": [count_tiles(grid) for grid in grids],
+        "images_spatial_crop": [list(grid) for grid in grids],
         "decoder_depth": config.decoder.num_hidden_layers,
         "decode_steps": decode_steps,
         **stated(calls),
@@ -249,7 +251,7 @@ class OcrDecodeStart:
     positions: list[Tensor]  # one per step
     past: PastKeyValues | None
     choose: Choose
-    inputs: OcrInputs | None = None  # those of the prefill before it
+    inputs: OcrInputs | None = None  # the inputs of the prefill before it
 
 
 def prepare_decode(
@@ -289,7 +291,7 @@ def _positions(token: Tensor, context_tokens: int, steps: int) -> list[Tensor]:
 def decode(model: DeepseekOCRForCausalLM, start: OcrDecodeStart, inputs: OcrInputs | None = None) -> PastKeyValues:
     """One forward of one token for every position, until `choose` gives none.
 
-    The inputs of the prefill travel along unread, as in the released generation loop; default: those of `start`.
+    The inputs of the prefill travel along unread, as in the released generation loop; default: the inputs of `start`.
     """
     page = inputs or start.inputs
     past, start.past = start.past, None
@@ -343,7 +345,7 @@ def expected_prefill(
     decoder = [calls for calls in passes if holds_all_experts or calls.routed is None]
     if shares is not None:
         views = sum((page.tiles > 0) + page.has_global for page in shares)
-        return (*_encoders(config, views, f"{_counted(views, 'batch')} of views of this rank"), *decoder)
+        return (*_encoders(config, views, f"{format_number_of(views, 'batch')} of views of this rank"), *decoder)
     views = plan.batch * (1 + (plan.tiles > 0))
     crops = ExpectedCalls(
         what="crops", formula=_crops_in_words(plan), calls=plan.batch * plan.tiles, fact="crops_per_image"
@@ -379,7 +381,7 @@ def expected_decode(
 
 
 def _decoder(config: DecoderConfig, *, tokens: int, forwards: int, unit: str) -> Iterator[ExpectedCalls]:
-    depth, times = config.num_hidden_layers, _counted(forwards, unit)
+    depth, times = config.num_hidden_layers, format_number_of(forwards, unit)
     yield ExpectedCalls(
         what="decoder layers", formula=f"{depth} layers x {times}", calls=depth * forwards, paths="model.layers.*"
     )
@@ -401,15 +403,11 @@ def _decoder(config: DecoderConfig, *, tokens: int, forwards: int, unit: str) ->
 
 
 def _views_in_words(plan: Plan) -> str:
-    crops = f" + 1 batch of {_counted(plan.tiles, 'crop')}" if plan.tiles else ""
+    crops = f" + 1 batch of {format_number_of(plan.tiles, 'crop')}" if plan.tiles else ""
     page = f"(1 global view{crops})"
     return page if plan.batch == 1 else f"{plan.batch} pages x {page}"
 
 
 def _crops_in_words(plan: Plan) -> str:
-    pages = _counted(plan.batch, "page")
+    pages = format_number_of(plan.batch, "page")
     return f"{pages} x {plan.grid[0]}x{plan.grid[1]} grid" if plan.tiles else f"{pages}, not cut"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

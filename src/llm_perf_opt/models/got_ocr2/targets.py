@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import importlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.target import Chain, ExpectedCalls, Json, PhaseBefore, Stage, Target, stated
+from llm_perf_opt.core.missing_packages import cannot_run
+from llm_perf_opt.core.target import Chain, Choose, ExpectedCalls, Json, PhaseBefore, Stage, Target, stated
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.models.got_ocr2.options import GotOcr2Workload
 
+Inputs = dict[str, torch.Tensor]  # arguments of the forward, by name
 STAGES = (
     Stage(name="vision", paths=("model.vision_tower",)),
     Stage(name="projector", paths=("model.multi_modal_projector",)),
@@ -39,7 +41,7 @@ def tokens_per_view(config: Any) -> int:
     return int(quarter * quarter)
 
 
-def prefill_inputs(config: Any, *, views: int, prompt_tokens: int, batch: int, dtype: torch.dtype) -> dict[str, Any]:
+def prefill_inputs(config: Any, *, views: int, prompt_tokens: int, batch: int, dtype: torch.dtype) -> Inputs:
     """Image tokens, then `prompt_tokens` placeholders for text: without a tokenizer only their number counts."""
     size = config.vision_config.image_size
     text = [FIRST_TEXT_ID + index % TEXT_IDS for index in range(prompt_tokens)]
@@ -51,7 +53,7 @@ def prefill_inputs(config: Any, *, views: int, prompt_tokens: int, batch: int, d
     }
 
 
-def decode_inputs(context_tokens: int, batch: int) -> dict[str, Any]:
+def decode_inputs(context_tokens: int, batch: int) -> Inputs:
     """One token on a cache of `context_tokens`; which token it is changes no shape."""
     return {
         "input_ids": torch.full((batch, 1), FIRST_TEXT_ID),
@@ -65,9 +67,9 @@ ATTENTIONS = ("eager", "sdpa")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def make_targets(config: Any, asked: Workload) -> tuple[Target, ...]:
+def make_targets(config: Any, requested: Workload) -> tuple[Target, ...]:
     """Prefill of page and prompt; then, if any steps are asked for, decode on a cache of zeros of that length."""
-    workload = GotOcr2Workload.of(asked)
+    workload = GotOcr2Workload.of(requested)
     _refuse_nonsense(workload)
     config = config or _transformers().GotOcr2Config()
     attention = workload.attention or "eager"
@@ -166,34 +168,44 @@ def _build(config: Any, attention: str, dtype: torch.dtype) -> Any:
         ) from error
 
 
-def _prefill(model: Any, inputs: dict[str, Any]) -> Any:
+def _prefill(model: Any, inputs: Inputs) -> Any:
     """As `generate` calls it: of the logits only the last position is wanted."""
     with torch.no_grad():
         return model(**inputs, use_cache=True, logits_to_keep=1)
 
 
-def _prepare_decode(model: Any, *, context: int, batch: int, steps: int) -> dict[str, Any]:
+@dataclass(slots=True, kw_only=True)
+class PreparedSteps:
+    """What a decode begins with; the cache is handed to the first step and not kept here."""
+
+    past: Any
+    steps: list[Inputs]
+    choose: Choose | None = None
+
+
+def _prepare_decode(model: Any, *, context: int, batch: int, steps: int) -> PreparedSteps:
     """A cache of zeros, so that the phase stands alone, and what each step is given; the token is always the same."""
     text = model.config.text_config
     shape = (batch, text.num_key_value_heads, context, text.hidden_size // text.num_attention_heads)
     past = _transformers().DynamicCache(config=text)
     for layer in range(text.num_hidden_layers):
         past.update(torch.zeros(shape, dtype=model.dtype), torch.zeros(shape, dtype=model.dtype), layer)
-    return {"past": past, "steps": [decode_inputs(context + step, batch) for step in range(steps)]}
+    return PreparedSteps(past=past, steps=[decode_inputs(context + step, batch) for step in range(steps)])
 
 
-def _follow_prefill(_: Any, before: PhaseBefore, *, context: int, batch: int, steps: int) -> dict[str, Any]:
+def _follow_prefill(_: Any, before: PhaseBefore, *, context: int, batch: int, steps: int) -> PreparedSteps:
     """The cache of the prefill, and the token chosen from it in the place of the first."""
     given = [decode_inputs(context + step, batch) for step in range(steps)]
     given[0]["input_ids"] = before.token
-    return {"past": before.output.past_key_values, "steps": given, "choose": before.choose}
+    return PreparedSteps(past=before.output.past_key_values, steps=given, choose=before.choose)
 
 
-def _decode(model: Any, start: dict[str, Any]) -> Any:
+def _decode(model: Any, start: PreparedSteps) -> Any:
     """One forward of one token for every step that was prepared, until there is no further token."""
-    past, choose, token = start.pop("past"), start.get("choose"), None
+    # The cache grows by a copy of each step, so nothing else may hold the older one.
+    (past, start.past), choose, token = (start.past, None), start.choose, None
     with torch.no_grad():
-        for inputs in start["steps"]:
+        for inputs in start.steps:
             given = inputs if token is None else {**inputs, "input_ids": token}
             output = model(**given, past_key_values=past, use_cache=True)
             past = output.past_key_values
@@ -207,11 +219,7 @@ def _transformers() -> Any:
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
-        raise PerfOptError(
-            "transformers is not installed.",
-            why="it holds the code of GOT-OCR 2.0",
-            fix="pip install 'llm-perf-opt[hf]'",
-        ) from error
+        raise cannot_run("transformers") from error
     if int(library.__version__.partition(".")[0]) < NEEDED_TRANSFORMERS:
         raise PerfOptError(
             f"GOT-OCR 2.0 needs transformers {NEEDED_TRANSFORMERS} or newer.",

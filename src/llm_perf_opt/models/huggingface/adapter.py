@@ -49,7 +49,7 @@ from llm_perf_opt.models.huggingface.inputs import (
     make_inputs,
 )
 from llm_perf_opt.models.huggingface.inputs.media import image_advice
-from llm_perf_opt.models.huggingface.inputs.plan import Whole
+from llm_perf_opt.models.huggingface.inputs.plan import Integers
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_samples
 from llm_perf_opt.models.huggingface.parallel import spread_model, uneven_refusal, with_copied_key_heads
@@ -77,7 +77,7 @@ DECODER_PROMPT_TOKENS = 4  # of Whisper: start, language, task, no timestamps
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ATTENTIONS = ("eager", "sdpa")
 ENGINE_SUFFIXES = (".json", ".py")
-ENCODER_STAGES = ("vision", "audio")  # whose work the cache of a prefill holds
+ENCODER_STAGES = ("vision", "audio")  # the cache of a prefill holds their work
 TRANSFORMERS_NAMES = {"flash": "flash_attention_2"}
 # What a constructor raises when sizes do not fit, a field is missing, or an optional package is not there.
 BUILD_ERRORS = (
@@ -111,11 +111,11 @@ class HuggingFaceAdapter:
         A model type with a folder of its own here gets its inputs from there. For any other they are found by probing
         the model on an engine of our own; what is found is part of the workload.
         """
-        found = self._found_targets(self._folder.name or self._folder.path.resolve().name, workload)
+        targets = self._found_targets(self._folder.name or self._folder.path.resolve().name, workload)
         if not self._source:
-            return found
-        told = f"Configuration of {self._folder.shown}: {self._source}."
-        return tuple(replace(target, notes=(told, *target.notes)) for target in found)  # of the run, not of a phase
+            return targets
+        note = f"Configuration of {self._folder.shown}: {self._source}."
+        return tuple(replace(target, notes=(note, *target.notes)) for target in targets)  # of the run, not of a phase
 
     def _found_targets(self, name: str, workload: Workload) -> tuple[Target, ...]:
         if self._folder.model_type in FOLDER_INPUTS.names():
@@ -155,8 +155,8 @@ class HuggingFaceAdapter:
     @property
     def eos_token_id(self) -> int | None:
         """The token that ends a text, the first where the configuration names several."""
-        found = getattr(self._config.get_text_config(decoder=True), "eos_token_id", None)
-        first = found[0] if isinstance(found, list) and found else found
+        eos = getattr(self._config.get_text_config(decoder=True), "eos_token_id", None)
+        first = eos[0] if isinstance(eos, list) and eos else eos
         return first if isinstance(first, int) else None
 
     def text_of(self, token_ids: Sequence[int]) -> str | None:
@@ -169,7 +169,7 @@ class HuggingFaceAdapter:
         return stored_formats(self._folder.path, self._folder.fields, graph, has_all_layers=has_all_layers)
 
     def closed_forms(self, workload: Workload) -> tuple[SourceFigures, ...]:
-        """Those of the model type's own folder here, for the configuration of this one; otherwise none.
+        """The closed forms of the model type's own folder here, for the configuration of this one; otherwise none.
 
         They are for the whole model: there are none for one rank of a plan.
         """
@@ -184,11 +184,11 @@ class HuggingFaceAdapter:
         return FOLDER_FORMS.get(self._folder.model_type)(self._folder.path).describe(workload)
 
     def lengths_of_interest(self) -> tuple[int, ...]:
-        """Every window and chunk that the configuration names, also those of nested ones."""
+        """Every window and chunk that the configuration names, nested configurations included."""
         return tuple(sorted(set(windows(self._folder.fields))))
 
     def parts(self) -> tuple[Part, ...]:
-        """Those of the model type's own folder here, or one of each kind of block."""
+        """The parts that the model type's own folder here names, or one of each kind of block."""
         if self._folder.model_type in FOLDER_PARTS.names():
             return FOLDER_PARTS.get(self._folder.model_type)()
         with torch.device("meta"):
@@ -198,28 +198,31 @@ class HuggingFaceAdapter:
         build = partial(self._build, workload.attention, workload.dtype)
         probe = ModelProbe(build, DTYPES[workload.dtype], self._world)
         subject = Subject.of(self._model_class, probe.model.config, _sizes(workload, self._model_class))
-        found = self._found_inputs(subject, probe, workload)
-        fed = fed_by(subject, found.plan, found.modalities)
-        refuse_what_did_not_run(workload, subject, found, fed)
-        encoder_tokens, chain = probe.encoder_tokens, probe.chain(found.plan, found.entry, generates=subject.generates)
+        inputs = self._found_inputs(subject, probe, workload)
+        fed = fed_by(subject, inputs.plan, inputs.modalities)
+        refuse_what_did_not_run(workload, subject, inputs, fed)
+        encoder_tokens, chain = (
+            probe.encoder_tokens,
+            probe.chain(inputs.plan, inputs.entry, generates=subject.generates),
+        )
         new = workload.new_tokens
-        state = probe.decode_state(found.plan, found.entry, new) if workload.decode_steps else None
-        steps = _steps_that_run(subject, probe, found, state, workload)
+        state = probe.decode_state(inputs.plan, inputs.entry, new) if workload.decode_steps else None
+        steps = _steps_that_run(subject, probe, inputs, state, workload)
         notes = (
             *filter(None, [self._copied]),
-            *modality_notes(workload, subject, found, fed),
+            *modality_notes(workload, subject, inputs, fed),
             *trained_length_note(subject, _positions(fed, steps * new)),
             *_decode_notes(subject, probe, workload.decode_steps, steps),
         )
-        ran = resolved_workload(workload, subject, found, fed, encoder_tokens=encoder_tokens, decode_steps=steps)
-        stages, images = guess_stages(probe.model), workload.batch if "image" in found.modalities else 0
+        ran = resolved_workload(workload, subject, inputs, fed, encoder_tokens=encoder_tokens, decode_steps=steps)
+        stages, images = guess_stages(probe.model), workload.batch if "image" in inputs.modalities else 0
         first = Target(
             model=name,
             phase="prefill",
             workload=ran,
             build=cache(build),
-            prepare=lambda _: make_inputs(found.plan, DTYPES[workload.dtype]),
-            invoke=partial(prefill, entry=found.entry),
+            prepare=lambda _: make_inputs(inputs.plan, DTYPES[workload.dtype]),
+            invoke=partial(prefill, entry=inputs.entry),
             stages=stages,
             runtime={
                 "images": images,
@@ -231,7 +234,7 @@ class HuggingFaceAdapter:
             chain=chain,
             world=self._world,
         )
-        return (first,) if state is None else (first, _decode_target(first, probe, state, found.plan, steps))
+        return (first,) if state is None else (first, _decode_target(first, probe, state, inputs.plan, steps))
 
     def _found_inputs(self, subject: Subject, probe: ModelProbe, workload: HuggingFaceWorkload) -> Found:
         try:
@@ -248,7 +251,7 @@ class HuggingFaceAdapter:
 
 
 def _accepted_inputs(subject: Subject, probe: ModelProbe, workload: HuggingFaceWorkload) -> Found:
-    """What the model runs with: image and sound if asked for, and beside text nothing that it can do without."""
+    """What the model runs with: text, image and sound if asked for, and nothing else that it can do without."""
     sizes = {"image": workload.image, "audio": workload.audio_seconds}
     wanted = frozenset(kind for kind, size in sizes.items() if size is not None)
     special = RECIPES.get(subject.model_type)
@@ -264,16 +267,16 @@ def _accepted_inputs(subject: Subject, probe: ModelProbe, workload: HuggingFaceW
 
 
 def _not_fed(subject: Subject, workload: HuggingFaceWorkload, kind: str, why: str | None) -> UsageError:
-    asked, fix = (
+    refused, fix = (
         (f"an image of {workload.image}", image_advice(subject))
         if kind == "image"
         else (f"sound of {workload.audio_seconds} s", "leave audio_seconds out")
     )
-    return UsageError(f"{subject.class_name} does not run with {asked}.", why=why or "it refuses it", fix=fix)
+    return UsageError(f"{subject.class_name} does not run with {refused}.", why=why or "it refuses it", fix=fix)
 
 
 def _steps_that_run(
-    subject: Subject, probe: ModelProbe, found: Found, state: DecodeState | None, workload: HuggingFaceWorkload
+    subject: Subject, probe: ModelProbe, inputs: Found, state: DecodeState | None, workload: HuggingFaceWorkload
 ) -> int:
     """All that were asked for, or none where the model keeps no cache; steps beyond its positions are refused."""
     refusal, steps, new = probe.decode_refusal if state is None else None, workload.decode_steps, workload.new_tokens
@@ -287,10 +290,10 @@ def _steps_that_run(
         )
     if state is None and refusal is None:
         return 0
-    ids = found.plan.get("decoder_input_ids", found.plan.get("input_ids"))
-    assert isinstance(ids, Whole), "a model that was asked for a step was fed token ids"
+    ids = inputs.plan.get("decoder_input_ids", inputs.plan.get("input_ids"))
+    assert isinstance(ids, Integers), "a model that was asked for a step was fed token ids"
     require_room_for_steps(
-        subject, found, probe.prefill, context_tokens=ids.shape[1], steps=steps, new_tokens=new, refusal=refusal
+        subject, inputs, probe.prefill, context_tokens=ids.shape[1], steps=steps, new_tokens=new, refusal=refusal
     )
     return steps if state is not None else 0
 
@@ -301,13 +304,13 @@ def _positions(fed: Fed, steps: int) -> int:
     return max(fed.context_tokens or 0, (own or 0) + steps)
 
 
-def _decode_notes(subject: Subject, probe: ModelProbe, asked: int, steps: int) -> tuple[str, ...]:
-    if steps or not asked:
+def _decode_notes(subject: Subject, probe: ModelProbe, wanted_steps: int, steps: int) -> tuple[str, ...]:
+    if steps or not wanted_steps:
         return ()
     if probe.decode_refusal is not None:
         refusal = f"{type(probe.decode_refusal).__name__}: {error_text(probe.decode_refusal)[:200]}"
         return (f"No decode: {subject.class_name} refuses one more token after the prefill ({refusal}).",)
-    is_told = subject.generates or asked > 1
+    is_told = subject.generates or wanted_steps > 1
     return (f"No decode: {subject.class_name} leaves no cache to continue from.",) if is_told else ()
 
 
@@ -351,13 +354,13 @@ def _decode_target(first: Target, probe: ModelProbe, state: DecodeState, plan: P
 
 
 def _decode_runtime(first: Target, probe: ModelProbe, steps: int, new_tokens: int) -> dict[str, Json]:
-    kept = {name: fact for name, fact in first.runtime.items() if name != EXPECTED_CALLS}
+    facts = {name: fact for name, fact in first.runtime.items() if name != EXPECTED_CALLS}
     counts: dict[str, Json] = {"decode_steps": steps} if new_tokens == 1 else {"new_tokens": new_tokens}
-    return {**kept, "images": 0, **counts, **expected_decode(probe.model, first.stages, steps)}
+    return {**facts, "images": 0, **counts, **expected_decode(probe.model, first.stages, steps)}
 
 
 def _sizes(workload: HuggingFaceWorkload, model_class: Any) -> InputSizes:
-    """A decoder beside an encoder of text begins with its start token, any other with a short prompt of its own."""
+    """A decoder with an encoder of text begins with its start token, any other with a short prompt of its own."""
     encodes_text = "input_ids" in inspect.signature(model_class.forward).parameters
     return InputSizes(
         batch=workload.batch,

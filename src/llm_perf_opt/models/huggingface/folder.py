@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.missing_packages import import_failure
+from llm_perf_opt.core.missing_packages import cannot_run, import_failure
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.reading import MODEL_FILE, naming_file, read_foreign_json
 
@@ -47,13 +47,13 @@ def model_types() -> tuple[str, ...]:
 def load_class(model_type: str, name: str) -> Any:
     """The class itself: from the package's front page, or from the model's own folder when it is not exported."""
     transformers = importlib.import_module("transformers")
-    if (found := getattr(transformers, name, None)) is not None:
-        return found
+    if (model_class := getattr(transformers, name, None)) is not None:
+        return model_class
     naming = importlib.import_module("transformers.models.auto.configuration_auto")
     folder = naming.model_type_to_module_name(model_type)
     module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    if (found := getattr(module, name, None)) is not None:
-        return found
+    if (model_class := getattr(module, name, None)) is not None:
+        return model_class
     raise PerfOptError(
         f"transformers {transformers.__version__} names the class {name!r} but does not export it.",
         why=f"neither the package nor the folder of {model_type!r} has it",
@@ -207,7 +207,7 @@ def _refuse_unknown_type(folder: ModelFolder) -> None:
         why=f"its configuration was written with transformers {written}"
         if written
         else "its configuration does not say which version it was written with",
-        fix="pip install -U transformers; a model whose code is not in transformers runs from a folder that holds it, "
+        fix="pip install -U transformers; a model with code outside transformers runs from a folder with that code, "
         "with --trust-remote-code",
     )
 
@@ -229,11 +229,7 @@ def import_transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise PerfOptError(
-            "transformers is not installed.",
-            why="a Hugging Face folder is run by it",
-            fix="pip install 'llm-perf-opt[hf]'",
-        ) from error
+        raise cannot_run("transformers") from error
 
 
 _LENGTH_NAMES = ("window", "chunk", "conv_kernel", "d_conv")
@@ -241,7 +237,7 @@ _OTHER_LENGTHS = frozenset(("vision_config", "audio_config"))  # of pixels and s
 
 
 def windows(fields: Mapping[str, Any]) -> Iterator[int]:
-    """Every window and chunk of text that a configuration names, also those of nested ones."""
+    """Every window and chunk of text that a configuration names, nested configurations included."""
     names = _LENGTH_NAMES[1:] if fields.get("use_sliding_window") is False else _LENGTH_NAMES
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -275,7 +271,7 @@ def require_identity(file: Path, fields: Mapping[str, Any]) -> None:
             if not _CODE.fullmatch(name):
                 raise UsageError(
                     f"The auto_map names {name[:200]!r} as its {entry[:80]}.",
-                    why="code is named as module.Class, a module beside config.json",
+                    why="code is named as module.Class, where the module is in the folder of config.json",
                     fix="use the config.json that was published with the model",
                 )
 
@@ -312,17 +308,17 @@ def _is_dtype(value: object) -> bool:
     return all(name is None or _is_name(name) for name in names)
 
 
-def _require_model_type(found: object) -> None:
-    if found is not None and not _is_name(found):
-        raise MODEL_FILE.malformed("model_type", "a name, in printable characters", found)
+def _require_model_type(model_type: object) -> None:
+    if model_type is not None and not _is_name(model_type):
+        raise MODEL_FILE.malformed("model_type", "a name, in printable characters", model_type)
 
 
-def _require_architectures(found: object) -> None:
-    if found is None:
+def _require_architectures(architectures: object) -> None:
+    if architectures is None:
         return
-    if not isinstance(found, list):
-        raise MODEL_FILE.malformed("architectures", "a list of class names", found)
-    for row, name in enumerate(found):
+    if not isinstance(architectures, list):
+        raise MODEL_FILE.malformed("architectures", "a list of class names", architectures)
+    for row, name in enumerate(architectures):
         if not _is_name(name):
             raise MODEL_FILE.malformed(f"architectures[{row}]", "the name of a class", name)
 

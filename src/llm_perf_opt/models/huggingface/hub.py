@@ -41,12 +41,12 @@ class Snapshot:
 
     @property
     def has_its_code(self) -> bool:
-        """Whether every Python file that the configuration names lies beside it; true where it names none."""
+        """Whether every Python file that the configuration names is in its folder; true where it names none."""
         return all((self.folder / f"{module}.py").is_file() for module in _own_modules(self.folder / CONFIG))
 
 
 def is_installed() -> bool:
-    """Whether huggingface_hub, which comes with the extra `hf`, is there."""
+    """Whether huggingface_hub, which comes with the extra `trace`, is there."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
@@ -85,7 +85,7 @@ def cached_names() -> tuple[str, ...]:
 
 
 def _own_modules(config: Path) -> set[str]:
-    """Python modules beside the configuration that its `auto_map` names; a bad file is reported by who reads it."""
+    """Python modules that the configuration's `auto_map` names; whoever reads a bad file later reports it."""
     try:
         fields = read_foreign_json(config, MODEL_FILE)
         names = list(code_names(fields.get("auto_map") if isinstance(fields, Mapping) else None))
@@ -96,9 +96,9 @@ def _own_modules(config: Path) -> set[str]:
 
 log = logging.getLogger(__name__)
 
-_CODE = re.compile(r"\w[\w-]*\.py", re.ASCII)  # beside the configuration, and nothing that is a path
+_CODE = re.compile(r"\w[\w-]*\.py", re.ASCII)  # in the folder of the configuration, and nothing that is a path
 _NAMED_LAST = ("configuration", "modeling")  # what an auto_map names comes behind what it imports: see `has_its_code`
-CONFIGURATION = (  # what transformers, vLLM and this package read beside weights and vocabularies
+CONFIGURATION = (  # what transformers, vLLM and this package read, apart from weights and vocabularies
     CONFIG,
     "generation_config.json",
     "hf_quant_config.json",
@@ -174,8 +174,8 @@ def _require_json(name: str, config: Path) -> None:
 
 def _listing(name: str, *, with_code: bool) -> _Listing:
     info = importlib.import_module("huggingface_hub").HfApi().model_info(name, revision="main", files_metadata=True)
-    found = {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
-    if not isinstance(info.sha, str) or CONFIG not in found:
+    size_of_file = {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
+    if not isinstance(info.sha, str) or CONFIG not in size_of_file:
         raise UsageError(
             f"{name} on {endpoint()} has no {CONFIG}.",
             why="a model is recognised by it; this may be an adapter, a dataset of weights, or another library's model",
@@ -183,10 +183,10 @@ def _listing(name: str, *, with_code: bool) -> _Listing:
         )
     if not REVISION.fullmatch(info.sha):
         raise ValueError(f"the revision is {info.sha[:80]!r}")
-    code = [file for file in found if with_code and _CODE.fullmatch(file)]
+    code = [file for file in size_of_file if with_code and _CODE.fullmatch(file)]
     code.sort(key=lambda file: (file.startswith(_NAMED_LAST), file))
-    wanted = (*code, *(file for file in CONFIGURATION if file in found and file != CONFIG), CONFIG)
-    sizes = [found[file] for file in wanted]
+    wanted = (*code, *(file for file in CONFIGURATION if file in size_of_file and file != CONFIG), CONFIG)
+    sizes = [size_of_file[file] for file in wanted]
     _refuse_large(name, wanted, sizes)
     return _Listing(revision=info.sha, files=wanted, size_bytes=None if None in sizes else sum(sizes))
 
@@ -216,8 +216,8 @@ def _failures_of(name: str) -> Iterator[None]:
     except errors.GatedRepoError as error:
         raise PerfOptError(
             f"{name} is gated on {endpoint()}.",
-            why="its owner asks for an agreement before any file, also the configuration, is given out",
-            fix=f"agree on {page}, then log in: hf auth login, or set HF_TOKEN",
+            why="its owner asks you to accept terms before any file can be fetched, even the configuration",
+            fix=f"accept the terms on {page}, then log in: hf auth login, or set HF_TOKEN",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise NotOnHub(name) from error

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.missing_packages import TABLE_PACKAGES, version_of
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.plugins import MODEL_ALIASES, MODELS
 from llm_perf_opt.core.reading import MODEL_FILE, FileKind, read_bytes, read_foreign_json
@@ -47,9 +48,9 @@ def find_model(text: str, trust_remote_code: bool = False) -> NamedModel:
         return NamedModel(name=text, folder=Path(text))
     if _PATH.match(text) or (_first_is_folder(text) and text not in catalogue()):
         raise _no_folder(text)
-    found = _found_here(text, trust_remote_code)
-    if found is not None:
-        return found
+    model = _found_here(text, trust_remote_code)
+    if model is not None:
+        return model
     meant = short_form(text)
     if len(meant) == 1 and meant[0] != text:
         _say(f"{text} is read as {meant[0]}")
@@ -91,13 +92,17 @@ def _asked_of_hub(text: str, trust_remote_code: bool) -> NamedModel:
     if not _HUB_NAME.fullmatch(text):
         raise _unknown(text, f"registered: {', '.join(MODELS.names())}; the catalogue has {len(catalogue())} others")
     if not is_installed():
-        raise _unknown(text, "it is in no folder and not in the catalogue, and huggingface_hub is not installed")
+        raise _unknown(
+            text,
+            "it is in no folder and not in the catalogue, and huggingface_hub is not installed",
+            or_else="pip install 'llm-perf-opt[trace]' fetches a model's configuration from the Hub and traces it",
+        )
     if hub.is_offline():
         if snapshot(text) is not None or text in catalogue():
             raise UsageError(
-                f"The code of {text} is not here.",
-                why="its configuration is, its code is not, and HF_HUB_OFFLINE is set",
-                fix="unset HF_HUB_OFFLINE, so that the code is fetched; or name a folder that holds it",
+                f"The code of {text} is not on this machine.",
+                why="only its configuration is, and HF_HUB_OFFLINE forbids fetching the code",
+                fix="unset HF_HUB_OFFLINE, or name a folder that holds the code",
             )
         raise _unknown(text, f"it is not in {cache_folder()}, not in the catalogue, and HF_HUB_OFFLINE is set")
     try:
@@ -108,20 +113,20 @@ def _asked_of_hub(text: str, trust_remote_code: bool) -> NamedModel:
     return NamedModel(name=text, folder=fetched.folder, source=source)
 
 
-def _unknown(text: str, why: str) -> UsageError:
+def _unknown(text: str, why: str, or_else: str = "or name a folder with a config.json") -> UsageError:
     near = near_names(text)
-    asked = f"Did you mean {' or '.join(near)}? " if near else ""
+    question = f"Did you mean {' or '.join(near)}? " if near else ""
     return UsageError(
-        f"No model named {text[:200]!r}.",
+        f"There is no model named {text[:200]!r}.",
         why=why,
-        fix=f"{asked}llm-perf-opt models --search WORD lists what is known; or name a folder with a config.json",
+        fix=f"{question}llm-perf-opt models --search WORD lists what is known; {or_else}",
     )
 
 
 def _no_folder(text: str) -> UsageError:
     return UsageError(
         f"There is no folder {text[:200]!r}.",
-        why="it is written as a path, and nothing lies there",
+        why="it is written as a path, and the path does not exist",
         fix="check the path; a model on the Hub is named ORG/NAME",
     )
 
@@ -145,6 +150,7 @@ def _say(text: str) -> None:
 
 
 _NEAR = 0.6
+_MOST_NEAR = 3  # names that are proposed
 
 
 def known_names() -> tuple[str, ...]:
@@ -155,20 +161,20 @@ def known_names() -> tuple[str, ...]:
 def short_form(text: str) -> tuple[str, ...]:
     """The names that `text` stands for in other capitals or without the owner; one: it is unambiguous."""
     wanted = _plain(text)
-    whole = [name for name in known_names() if _plain(name) == wanted]
-    if whole or "/" in text:
-        return tuple(whole)
+    exact = [name for name in known_names() if _plain(name) == wanted]
+    if exact or "/" in text:
+        return tuple(exact)
     return tuple(name for name in known_names() if _plain(name).rpartition("/")[2] == wanted)
 
 
-def near_names(text: str, most: int = 3) -> tuple[str, ...]:
+def near_names(text: str) -> tuple[str, ...]:
     """Known names that come nearest to a wrong one, the nearest first."""
     by_plain = {_plain(name): name for name in known_names()}
     by_short = {plain.rpartition("/")[2]: name for plain, name in by_plain.items()}
     wanted = _plain(text)
-    found = [by_plain[plain] for plain in _close(wanted, by_plain, most)]
-    found += [by_short[plain] for plain in _close(wanted.rpartition("/")[2], by_short, most)]
-    return tuple(dict.fromkeys(found))[:most]
+    names = [by_plain[plain] for plain in _close(wanted, by_plain)]
+    names += [by_short[plain] for plain in _close(wanted.rpartition("/")[2], by_short)]
+    return tuple(dict.fromkeys(names))[:_MOST_NEAR]
 
 
 def matching(names: Iterable[str], text: str) -> tuple[str, ...]:
@@ -177,8 +183,8 @@ def matching(names: Iterable[str], text: str) -> tuple[str, ...]:
     return tuple(name for name in names if all(word in _plain(name) for word in words))
 
 
-def _close(wanted: str, names: Collection[str], most: int) -> list[str]:
-    return difflib.get_close_matches(wanted, names, n=most, cutoff=_NEAR)
+def _close(wanted: str, names: Collection[str]) -> list[str]:
+    return difflib.get_close_matches(wanted, names, n=_MOST_NEAR, cutoff=_NEAR)
 
 
 def _plain(text: str) -> str:
@@ -192,7 +198,6 @@ def _plain(text: str) -> str:
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 INDEX = CATALOGUE / "index.json"
-WHEEL = "aiconfigurator_core"
 WHEEL_SUFFIX, WHEEL_FORMATS = "_config.json", "_hf_quant_config.json"
 _INDEX_FILE = FileKind(name="index of the catalogue", fix="install the package again")
 _INSTALLED_FILE = replace(MODEL_FILE, stays_in_folder=False)  # installers may link the files of a package
@@ -206,7 +211,7 @@ class CatalogueModel:
     kind: str
     source: str
     parameters: int | None = None
-    shared_with: str | None = None  # the name whose hyper-parameters it has
+    shared_with: str | None = None  # the name that it shares all hyper-parameters with
     wheel_file: Path | None = None
 
     @property
@@ -230,9 +235,9 @@ def folder_name(name: str) -> str:
 
 @cache
 def catalogue() -> dict[str, CatalogueModel]:
-    """Every model by name, those of the wheel behind those of the package."""
-    own = {one.name: one for one in _packaged()}
-    return {**own, **{one.name: one for one in _in_wheel() if one.name not in own}}
+    """Every model by name, the package's first, then the wheel's."""
+    own = {model.name: model for model in _packaged()}
+    return {**own, **{model.name: model for model in _in_wheel() if model.name not in own}}
 
 
 def _packaged() -> Iterator[CatalogueModel]:
@@ -244,29 +249,22 @@ def _packaged() -> Iterator[CatalogueModel]:
 
 
 def _in_wheel() -> Iterator[CatalogueModel]:
-    spec = importlib.util.find_spec(WHEEL)
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in sorted(Path(place).glob(f"model_configs/*--*{WHEEL_SUFFIX}")):
-            if not file.name.endswith(WHEEL_FORMATS):
-                name = file.name.removesuffix(WHEEL_SUFFIX).replace("--", "/", 1)
-                yield CatalogueModel(
-                    name=name, kind="", source=f"model_configs/{file.name} in {_wheel_version()}", wheel_file=file
-                )
-
-
-@cache
-def _wheel_version() -> str:
-    from importlib import metadata
-
-    return f"aiconfigurator-core {metadata.version('aiconfigurator-core')}"
+    for package, distribution in TABLE_PACKAGES.items():
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for file in sorted(Path(place).glob(f"model_configs/*--*{WHEEL_SUFFIX}")):
+                if not file.name.endswith(WHEEL_FORMATS):
+                    name = file.name.removesuffix(WHEEL_SUFFIX).replace("--", "/", 1)
+                    source = f"model_configs/{file.name} in {distribution} {version_of(distribution)}"
+                    yield CatalogueModel(name=name, kind="", source=source, wheel_file=file)
 
 
 @cache
 def wheel_folder(file: Path) -> Path:
     """A configuration of the wheel as the folder of a model, for as long as this process lives."""
-    kept = ExitStack()
-    folder = kept.enter_context(scratch_folder())
-    atexit.register(kept.close)
+    until_exit = ExitStack()
+    folder = until_exit.enter_context(scratch_folder())
+    atexit.register(until_exit.close)
     formats = file.with_name(file.name.removesuffix(WHEEL_SUFFIX) + WHEEL_FORMATS)
     for source, name in ((file, "config.json"), (formats, "hf_quant_config.json")):
         if source.is_file():

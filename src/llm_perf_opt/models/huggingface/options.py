@@ -23,7 +23,9 @@ class HuggingFaceWorkload(Workload):
     taken_by: ClassVar[str] = "A Hugging Face folder"
 
     image: str | None = option(None, help="WIDTHxHEIGHT after the processor's resizing. Default: none if it can.")
-    audio_seconds: float | None = option(None, at_least=0, help="Sound at 16 kHz, of a model that reads waveforms.")
+    audio_seconds: float | None = option(
+        None, at_least=0, help="Seconds of sound at 16 kHz, for a model that reads waveforms."
+    )
     decoder_tokens: int | None = option(None, at_least=1, help="Tokens that the decoder behind an encoder starts with.")
 
 

@@ -20,7 +20,7 @@ from llm_perf_opt.models.huggingface.folder import import_transformers
 FIRST_VERSION = (5, 20)  # of transformers that spreads a model over a mesh of tensor, fully sharded, pipeline, experts
 
 _OTHER_STAGE = "PipelineIdentityLayer"  # what transformers puts in place of layers that another stage holds
-_DISPATCHED = "ep_dispatch_experts"  # the style of experts whose tokens travel to them
+_DISPATCHED = "ep_dispatch_experts"  # the style where tokens travel to their experts
 
 # What transformers and torch raise when sizes do not divide, a plan is missing, or a module is not of the usual form.
 _REFUSALS = (
@@ -38,8 +38,8 @@ _REFUSALS = (
 def spread_model(build: Callable[[], Any], world: FakeWorld) -> Any:
     """The model with the shards of one rank, by the model's own plan or the rules of a file.
 
-    The order is that of `from_pretrained`: build, spread, then tie weights. What transformers refuses is refused here
-    with its own words.
+    The order is the same as in `from_pretrained`: build, shard, then tie weights. What transformers refuses is refused
+    here with its own words.
     """
     transformers, plan = import_transformers(), world.plan
     version = tuple(map(int, transformers.__version__.split(".")[:2]))
@@ -54,7 +54,7 @@ def spread_model(build: Callable[[], Any], world: FakeWorld) -> Any:
     rules = PlanRules() if plan.plan is None else read_plan_rules(Path(plan.plan))
     _require_rules(model, plan, rules)
     _take_rules(model, rules)
-    whole = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     try:
         settings = transformers.distributed.DistributedConfig(**_sizes(plan, rules))
         settings, _, meshes = type(model).prepare_distribute_model(settings)
@@ -68,22 +68,22 @@ def spread_model(build: Callable[[], Any], world: FakeWorld) -> Any:
             why=f"its layers are fewer than {plan.pp} stages, and a stage without any has nothing to run",
             fix="choose a smaller pp",
         )
-    world.replicated = _replicated(spread, whole) if plan.tp * plan.fsdp > 1 else ()
+    world.replicated = _replicated(spread, sizes) if plan.tp * plan.fsdp > 1 else ()
     if plan.ep > 1:
         world.expert_ranks = plan.ep
         _tell_rows_of_experts(spread, world)
     return spread if plan.pp == 1 else _tells_shape_of_logits(spread, world)
 
 
-def _replicated(model: Any, whole: Mapping[str, int]) -> tuple[str, ...]:
-    """Parameters of which this rank holds as many numbers as the model has, where those of all layers do."""
+def _replicated(model: Any, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Parameters that this rank holds whole, in every layer: it has as many numbers of them as the model."""
     from torch.distributed.tensor import DTensor
 
     is_whole: dict[str, bool] = {}
     for name, parameter in model.named_parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         pattern = layer_pattern(name)
-        is_whole[pattern] = is_whole.get(pattern, True) and local.numel() == whole.get(name)
+        is_whole[pattern] = is_whole.get(pattern, True) and local.numel() == sizes.get(name)
     return tuple(pattern for pattern, holds in is_whole.items() if holds)
 
 
@@ -116,7 +116,7 @@ _HEADS = {
 
 
 def uneven_heads(config: Any, plan: ParallelPlan) -> str | None:
-    """`4 key heads cannot be split by 8`: why a forward fails whose weights could be cut; None: the heads divide."""
+    """`4 key heads cannot be split by 8`: why a forward fails though its weights can be cut; None: the heads divide."""
     text = config.get_text_config(decoder=True)
     for field, name in _HEADS.items():
         for count in _of_layers(text, field):
@@ -129,19 +129,19 @@ def _of_layers(text: Any, field: str) -> tuple[object, ...]:
     """What a configuration says of its layers: one value, or the fewest first where they differ by layer."""
     try:
         return (getattr(text, field, None),)
-    except RuntimeError:  # so transformers answers where layers differ: no value is that of all
-        found = {getattr(layer, field, None) for layer in text.per_layer_config}
-        return tuple(sorted(found, key=lambda count: count if isinstance(count, int) else 0))
+    except RuntimeError:  # so transformers answers where layers differ: no single value holds for all
+        counts = {getattr(layer, field, None) for layer in text.per_layer_config}
+        return tuple(sorted(counts, key=lambda count: count if isinstance(count, int) else 0))
 
 
 def uneven_refusal(class_name: str, config: Any, world: FakeWorld | None) -> UsageError | None:
-    """Refuses a plan that the heads do not divide into; of heads that engines would copy it says whose rule that is."""
+    """Refuses a plan that the heads do not divide into; where engines would copy heads, the error says so."""
     if world is None or (uneven := uneven_heads(config, plan := world.plan)) is None:
         return None
     is_copied = bool(with_copied_key_heads(config, plan.tp)[1])
     return UsageError(
         f"{class_name} cannot run as {plan.describe()}.",
-        why=f"{uneven}: transformers, whose code this is, copies none; engines do" if is_copied else uneven,
+        why=f"{uneven}: this is transformers' code, which copies no heads; engines do" if is_copied else uneven,
         fix="choose another tp"
         + (", or ask for an engine's step: trace --execution fused, trace --code vllm" if is_copied else ""),
     )
@@ -154,8 +154,8 @@ def with_copied_key_heads(config: Any, tp: int) -> tuple[Any, str]:
     of a rank of theirs. As it is, with nothing to say, where no whole number of ranks shares a head, or layers differ.
     """
     text = config.get_text_config(decoder=True)
-    found = [_of_layers(text, name) for name in ("num_key_value_heads", "num_attention_heads")]
-    heads, queries = (counts[0] if len(counts) == 1 else None for counts in found)
+    head_counts = [_of_layers(text, name) for name in ("num_key_value_heads", "num_attention_heads")]
+    heads, queries = (counts[0] if len(counts) == 1 else None for counts in head_counts)
     if not isinstance(heads, int) or not isinstance(queries, int) or heads >= tp or tp % heads or queries % tp:
         return config, ""
     changed = copy.deepcopy(config)
@@ -175,7 +175,7 @@ def _require_rules(model: Any, plan: ParallelPlan, given: PlanRules) -> None:
     if given.vision.views is not None:
         raise UsageError(
             f"{type(model).__name__} takes no [vision] in {plan.plan}.",
-            why="its plan is that of transformers, which has no rule for views",
+            why="transformers makes its plan, and has no rule for views",
             fix="leave [vision] out",
         )
     for axis, rules in own.items():
@@ -203,8 +203,8 @@ def _take_rules(model: Any, given: PlanRules) -> None:
 def _tell_rows_of_experts(model: Any, world: FakeWorld) -> None:
     """Before tokens go to their experts, each rank tells the others how many it will send to each expert.
 
-    The ranks of a tensor-parallel group hold the same tokens, and each sends those of its own slice: what they send
-    here follows from the choice of experts for all of them. Ranks with a batch of their own are taken to do the same.
+    The ranks of a tensor-parallel group hold the same tokens, and each sends the tokens of its own slice: what they
+    send here follows from the choice of experts for all of them. Ranks with a batch of their own are assumed alike.
     """
     for name, module in model.named_modules():
         if model.ep_plan.get(layer_pattern(name)) == _DISPATCHED:
@@ -223,7 +223,7 @@ def _telling(module: Any, world: FakeWorld) -> Callable[..., Any]:
             Counter(top_k_index[place * size : (place + 1) * size].reshape(-1).tolist()) for place in range(plan.tp)
         ]
         rows = [slices[rank % plan.tp][expert] for rank in range(plan.ep) for expert in experts]
-        world.told[CollectiveKind.ALL_TO_ALL, (plan.ep, module.num_experts)] = rows
+        world.announced[CollectiveKind.ALL_TO_ALL, (plan.ep, module.num_experts)] = rows
         return plain(hidden_states, top_k_index, top_k_weights)
 
     return forward
@@ -244,7 +244,7 @@ def _tells_shape_of_logits(model: Any, world: FakeWorld) -> Any:
             given = kwargs["inputs_embeds"]
         keep = kwargs.get("logits_to_keep", 0)
         rows = min(keep, given.shape[1]) if isinstance(keep, int) and keep else given.shape[1]
-        world.told[CollectiveKind.BROADCAST, (3,)] = (given.shape[0], rows, vocabulary)
+        world.announced[CollectiveKind.BROADCAST, (3,)] = (given.shape[0], rows, vocabulary)
         return plain(*args, **kwargs)
 
     model.forward = forward

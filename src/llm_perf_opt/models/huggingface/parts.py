@@ -23,7 +23,7 @@ _CONNECTOR = re.compile(
 
 
 def guess_stages(model: Any) -> tuple[Stage, ...]:
-    """One stage per tower beside the language model, then `projector`; empty for a model of one piece."""
+    """One stage per tower other than the language model, then `projector`; empty for a model of one piece."""
     towers = dict(_towers(model))
     if not towers:
         return ()
@@ -39,11 +39,11 @@ def guess_stages(model: Any) -> tuple[Stage, ...]:
 def _towers(model: Any) -> Iterator[tuple[str, str]]:
     """(path, kind) of the outermost modules that carry a nested configuration other than the language model's."""
     nested = {name: value for name, value in vars(model.config).items() if hasattr(value, "to_dict")}
-    found: list[str] = []
+    towers: list[str] = []
     for path, module in model.named_modules():
         name = _name_of(getattr(module, "config", None), nested)
-        if path and name and not _TEXT.search(name) and not any(_is_inside(path, other) for other in found):
-            found.append(path)
+        if path and name and not _TEXT.search(name) and not any(_is_inside(path, other) for other in towers):
+            towers.append(path)
             yield path, _kind(name)
 
 
@@ -76,8 +76,10 @@ def guess_parts(model: torch.nn.Module) -> tuple[Part, ...]:
     Two blocks are of one kind if their class and the shapes of their weights are the same.
     """
     blocks = tuple(Part(name=path, path=path, title=type(block).__name__) for path, block in _first_blocks(model))
-    whole = Part(name="full-model", path="", title=type(model).__name__, instead=tuple(part.name for part in blocks))
-    return (*blocks, whole)
+    full_model = Part(
+        name="full-model", path="", title=type(model).__name__, instead=tuple(part.name for part in blocks)
+    )
+    return (*blocks, full_model)
 
 
 def _first_blocks(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -98,7 +100,7 @@ def _first_blocks(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
 #
 # A tower has a rule if the configuration gives its depth and just one list of blocks in it is as long. All images of a
 # batch go through the vision tower together, in the prefill alone; the language model runs once in the prefill and once
-# per step. Towers of sound, and models whose encoder reads text, have no rule.
+# per step. Towers of sound, and models with an encoder of text, have no rule.
 
 VISION = "vision"
 _DEPTHS = ("num_hidden_layers", "depth")  # in the configuration of a tower
@@ -145,22 +147,24 @@ def _language_calls(model: Any, stages: tuple[Stage, ...], *, forwards: int, uni
 
 def _vision_lists(model: Any, stages: tuple[Stage, ...]) -> Mapping[str, int]:
     """Path of the list of blocks of every vision tower that has a rule -> its depth."""
-    found: dict[str, int] = {}
+    depth_of_list: dict[str, int] = {}
     for tower in (path for stage in stages if stage.name == VISION for path in stage.paths):
         module = model.get_submodule(tower)
         depths = (getattr(getattr(module, "config", None), name, None) for name in _DEPTHS)
         depth = next((value for value in depths if isinstance(value, int)), None)
         lists = [] if depth is None else list(_lists_of(module, depth))
         if depth is not None and len(lists) == 1:
-            found[f"{tower}.{lists[0]}"] = depth
-    return found
+            depth_of_list[f"{tower}.{lists[0]}"] = depth
+    return depth_of_list
 
 
 def _lists_of(module: torch.nn.Module, length: int) -> Iterator[str]:
-    """Lists of so many modules, those inside another list apart."""
+    """Lists of this many modules, those inside another list apart."""
     outer: list[str] = []
     for path, inner in module.named_modules():
-        if isinstance(inner, torch.nn.ModuleList) and not any(path.startswith(f"{one}.") for one in outer):
+        if isinstance(inner, torch.nn.ModuleList) and not any(
+            path.startswith(f"{outer_path}.") for outer_path in outer
+        ):
             outer.append(path)
             if len(inner) == length:
                 yield path

@@ -21,7 +21,7 @@ import torch
 from llm_perf_opt.core.target import Chain, Choose, PhaseBefore, World
 from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.models.huggingface.inputs import Plan, make_inputs
-from llm_perf_opt.models.huggingface.inputs.plan import LOGITS_ARGUMENTS, Whole
+from llm_perf_opt.models.huggingface.inputs.plan import LOGITS_ARGUMENTS, Integers
 from llm_perf_opt.models.huggingface.inputs.search import REJECTIONS
 from llm_perf_opt.weightless import Engine
 
@@ -143,7 +143,7 @@ def decode_state(output: Any, plan: Plan, entry: str, *, with_mask: bool, new_to
     """What a decode needs from the output of a prefill; None when it left no cache to continue from."""
     name = next((name for name in CACHES if getattr(output, name, None) is not None), None)
     ids = plan.get("decoder_input_ids", plan.get("input_ids"))
-    if name is None or not isinstance(ids, Whole) or len(ids.shape) != 2:
+    if name is None or not isinstance(ids, Integers) or len(ids.shape) != 2:
         return None
     return DecodeState(
         entry=entry,
@@ -210,9 +210,9 @@ def cache_tokens(cache_name: str, output: Any) -> int:
 def generate_passes_mask(model: Any, state: DecodeState) -> bool:
     """Whether the model's own `generate` hands a step the mask that `state` asks for, or drops it after the prefill."""
     cache = {state.cache_name: with_zeros(state.cache)}
-    (asked,) = _steps(state, {}, 1, state.tokens(), with_zeros(state.encoder_states))
+    (step,) = _steps(state, {}, 1, state.tokens(), with_zeros(state.encoder_states))
     generator = _entered(model, state.entry)
-    given = generator.prepare_inputs_for_generation(**asked, **cache, use_cache=True, is_first_iteration=False)
+    given = generator.prepare_inputs_for_generation(**step, **cache, use_cache=True, is_first_iteration=False)
     return given.get("attention_mask") is not None
 
 
@@ -225,12 +225,12 @@ def _encoder_output(states: Any) -> Any:
 def _steps(
     state: DecodeState, plan: Plan, steps: int, token: torch.Tensor, encoder_states: Any
 ) -> list[dict[str, Any]]:
-    """What each step takes beside the cache; masks are views of the last one, so that many steps take no more room.
+    """What each step takes besides the cache; masks are views of the last one, so that many steps take no more memory.
 
     Of several new tokens the logits are asked for as the prefill asks for them: of the last one where it can be told.
     """
-    kept = {name: plan[name] for name in LOGITS_ARGUMENTS if name in plan and state.new_tokens > 1}
-    logits = make_inputs(kept)
+    logits_arguments = {name: plan[name] for name in LOGITS_ARGUMENTS if name in plan and state.new_tokens > 1}
+    logits = make_inputs(logits_arguments)
     if encoder_states is not None:
         given = {"attention_mask": plan["attention_mask"]} if "attention_mask" in plan else {}
         encoded = {"encoder_outputs": _encoder_output(encoder_states), **make_inputs(given)}

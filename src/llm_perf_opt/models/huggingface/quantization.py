@@ -29,7 +29,7 @@ _EXPERT_NAMES = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_pro
 
 
 def spellings(path: str, *, is_stack: bool) -> tuple[str, ...]:
-    """The names under which a checkpoint may know a module, its own first; of a stack those of its first expert too."""
+    """The names under which a checkpoint may know a module, its own first; of a stack also its first expert's names."""
     return tuple(dict.fromkeys(name for form in _forms(path, is_stack) for name in _prefixed(form)))
 
 
@@ -50,7 +50,7 @@ def _prefixed(path: str) -> Iterator[str]:
     bare = ".".join(names)
     yield bare
     yield f"model.{bare}"
-    yield f"backbone.{bare}"  # of hybrid and state space models, whose checkpoints are older than their code here
+    yield f"backbone.{bare}"  # hybrid and state space models have checkpoints that are older than their code here
     if path.startswith("model.language_model."):
         yield f"language_model.model.{bare}"
 
@@ -154,12 +154,12 @@ def _unread(method: str, why: str) -> StoredFormats:
 
 
 def _block(folder: Path, fields: Block) -> Block | None:
-    """Of the configuration, of its language model, or the file that NVIDIA's tool writes beside it."""
+    """Of the configuration, of its language model, or the file that NVIDIA's tool writes next to it."""
     text = fields.get("text_config")
     for holder in (fields, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
-            if isinstance(found := holder.get(key), dict):
-                return found
+            if isinstance(block := holder.get(key), dict):
+                return block
     file = folder / MODELOPT_FILE
     if not file.is_file():
         return None
@@ -177,12 +177,12 @@ def _block(folder: Path, fields: Block) -> Block | None:
 def _assigned(rules: Sequence[Rule], graph: CallGraph) -> dict[str, str]:
     """Parameter name -> format of the first rule that claims it; rules that name modules come before `Linear`."""
     ordered = sorted(rules, key=lambda rule: ANY_LINEAR in rule.targets)
-    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
     for name, role in weight_matrices(graph).items():
         names = spellings(name if role is Role.EXPERTS else module_of(name), is_stack=role is Role.EXPERTS)
         if (rule := next((rule for rule in ordered if rule.claims(role, names)), None)) is not None:
-            found[name] = rule.format
-    return found
+            formats[name] = rule.format
+    return formats
 
 
 # ---- one function per method: the block -> rules

@@ -33,7 +33,7 @@ from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload, audio_s
 def resolved_workload(
     workload: HuggingFaceWorkload,
     subject: Subject,
-    found: Found,
+    inputs: Found,
     fed: Fed,
     *,
     encoder_tokens: int | None,
@@ -53,27 +53,27 @@ def resolved_workload(
         "audio_frames": fed.audio_frames,
         "audio_samples": fed.audio_samples,
     }
-    if not is_prompted and _reads_prompt(subject, found):
+    if not is_prompted and _reads_prompt(subject, inputs):
         lengths["prompt_tokens"] = prompt_length(subject)
     return workload.header(
         {
             **{name: value for name, value in lengths.items() if value is not None},
-            "modalities": " + ".join(found.modalities),
-            "inputs": {name: described(leaf) for name, leaf in found.plan.items()},
+            "modalities": " + ".join(inputs.modalities),
+            "inputs": {name: described(leaf) for name, leaf in inputs.plan.items()},
             **({"decode_steps": decode_steps} if workload.new_tokens == 1 else {}),
             "batch": workload.batch,
             "dtype": workload.dtype,
             "attention": workload.attention or getattr(subject.config, "_attn_implementation", None) or "model default",
-            **_logits(subject, found),
+            **_logits(subject, inputs),
         }
     )
 
 
-def _logits(subject: Subject, found: Found) -> dict[str, Json]:
+def _logits(subject: Subject, inputs: Found) -> dict[str, Json]:
     """Of a model that generates: which positions of the prefill get logits."""
-    if not subject.generates or found.entry != "forward":
+    if not subject.generates or inputs.entry != "forward":
         return {}
-    is_last = subject.logits_argument is not None and subject.logits_argument in found.plan
+    is_last = subject.logits_argument is not None and subject.logits_argument in inputs.plan
     return {"logits": "last position" if is_last else "every position"}
 
 
@@ -81,18 +81,18 @@ def _by(sides: tuple[int, int]) -> str:
     return f"{sides[0]}x{sides[1]}"
 
 
-def _reads_prompt(subject: Subject, found: Found) -> bool:
+def _reads_prompt(subject: Subject, inputs: Found) -> bool:
     """Whether a longer prompt would change the inputs, be it a draft model's view of what another model read."""
     longer = replace(subject, sizes=replace(subject.sizes, prompt_tokens=prompt_length(subject) + 1))
-    return found.plan_of(longer) != found.plan
+    return inputs.plan_of(longer) != inputs.plan
 
 
-def refuse_what_did_not_run(workload: HuggingFaceWorkload, subject: Subject, found: Found, fed: Fed) -> None:
+def refuse_what_did_not_run(workload: HuggingFaceWorkload, subject: Subject, inputs: Found, fed: Fed) -> None:
     """A prompt for a model that reads no text, an image that was not fed or had to be made another size."""
-    if workload.prompt_tokens is not None and not _reads_prompt(subject, found):
+    if workload.prompt_tokens is not None and not _reads_prompt(subject, inputs):
         raise UsageError(
             f"{subject.class_name} takes no prompt.",
-            why=f"its forward reads {' and '.join(found.modalities) or 'no text'}",
+            why=f"its forward reads {' and '.join(inputs.modalities) or 'no text'}",
             fix="leave --prompt-tokens out",
         )
     _refuse_other_lengths(workload, subject, fed)
@@ -102,7 +102,7 @@ def refuse_what_did_not_run(workload: HuggingFaceWorkload, subject: Subject, fou
     if fed.image is None or not _is_cut_to(fed.image, (width, height), merge_unit(subject)):
         raise UsageError(
             f"{subject.class_name} does not run with an image of {workload.image}.",
-            why="its inputs do not tell the size of an image" if fed.image is None else f"it takes {_by(fed.image)}",
+            why="its inputs have no size of an image" if fed.image is None else f"it takes {_by(fed.image)}",
             fix=image_advice(subject),
         )
 
@@ -114,7 +114,7 @@ def _refuse_other_lengths(workload: HuggingFaceWorkload, subject: Subject, fed: 
             f"{subject.class_name} does not run with decoder_tokens {workload.decoder_tokens}.",
             why="it has no decoder behind an encoder"
             if fed.decoder_tokens is None
-            else "its prompt is that of the decoder",
+            else "its decoder reads the prompt itself",
             fix="leave decoder_tokens out, or give prompt_tokens alone",
         )
     if workload.audio_seconds is not None and fed.audio_samples != audio_samples(workload.audio_seconds):
@@ -126,25 +126,25 @@ def _refuse_other_lengths(workload: HuggingFaceWorkload, subject: Subject, fed: 
         )
 
 
-def _is_cut_to(fed: tuple[int, int], asked: tuple[int, int], unit: int) -> bool:
+def _is_cut_to(fed: tuple[int, int], wished: tuple[int, int], unit: int) -> bool:
     """Whether each side is as asked for, or short of it by less than one patch."""
-    return all(0 <= wish - side < unit for side, wish in zip(fed, asked, strict=True))
+    return all(0 <= wish - side < unit for side, wish in zip(fed, wished, strict=True))
 
 
-def modality_notes(workload: HuggingFaceWorkload, subject: Subject, found: Found, fed: Fed) -> Iterator[str]:
+def modality_notes(workload: HuggingFaceWorkload, subject: Subject, inputs: Found, fed: Fed) -> Iterator[str]:
     """What was fed that nobody asked for, and why; what could be fed and was not; an image that was cut."""
-    asked = {"text": True, "image": workload.image is not None, "audio": workload.audio_seconds is not None}
-    unasked = [kind for kind in found.modalities if not asked.get(kind, False)]
+    requested = {"text": True, "image": workload.image is not None, "audio": workload.audio_seconds is not None}
+    unasked = [kind for kind in inputs.modalities if not requested.get(kind, False)]
     if unasked:
-        yield _unasked_note(subject, found, fed, unasked)
-    missing = [kind for kind in accepted_modalities(subject) if kind not in found.modalities]
-    if "image" in missing and "text" in found.modalities:
+        yield _unasked_note(subject, inputs, fed, unasked)
+    missing = [kind for kind in accepted_modalities(subject) if kind not in inputs.modalities]
+    if "image" in missing and "text" in inputs.modalities:
         yield f"{subject.class_name} runs on text alone here: --image WIDTHxHEIGHT adds an image."
     if workload.image is not None and fed.image is not None and _by(fed.image) != workload.image:
         yield f"Of the image of {workload.image} whole patches cover {_by(fed.image)}: that is what runs."
 
 
-def _unasked_note(subject: Subject, found: Found, fed: Fed, unasked: list[str]) -> str:
+def _unasked_note(subject: Subject, inputs: Found, fed: Fed, unasked: list[str]) -> str:
     """Why, and which size: "... does not run on text alone: it was given an image of 224x224 pixels"."""
     given = []
     if fed.image is not None and {"image", "video"} & set(unasked):
@@ -186,17 +186,17 @@ def find_at_full_length(subject: Subject, run: Run, wanted: frozenset[str]) -> F
             raise
         raise UsageError(
             f"{subject.class_name} does not take a prompt of {subject.sizes.prompt_tokens:,} tokens.",
-            why=f"its positions end: {longest:,} tokens run, more do not",
+            why=f"its positions end at {longest:,} tokens",
             fix=f"use --prompt-tokens {longest} or less",
         ) from error
 
 
 def _longest_prompt(subject: Subject, run: Run, wanted: frozenset[str]) -> int | None:
     """The longest prompt near the end of the named positions that runs, if the one asked for is longer."""
-    asked, named = subject.sizes.prompt_tokens, named_positions(subject.config)
-    if asked is None or named is None:
+    prompt_tokens, named = subject.sizes.prompt_tokens, named_positions(subject.config)
+    if prompt_tokens is None or named is None:
         return None
-    for length in range(min(named, asked - 1), max(named - SPARE_POSITIONS - 1, 0), -1):
+    for length in range(min(named, prompt_tokens - 1), max(named - SPARE_POSITIONS - 1, 0), -1):
         try:
             find_inputs(_with_prompt(subject, length), run, wanted)
         except NoInputs:
@@ -207,7 +207,7 @@ def _longest_prompt(subject: Subject, run: Run, wanted: frozenset[str]) -> int |
 
 def require_room_for_steps(
     subject: Subject,
-    found: Found,
+    inputs: Found,
     run: Run,
     *,
     context_tokens: int,
@@ -224,9 +224,9 @@ def require_room_for_steps(
     if named is None or context_tokens + tokens <= named:
         return
     if refusal is None and context_tokens <= named:
-        plan = found.plan_of(_with_prompt(subject, prompt_length(subject) + tokens))
+        plan = inputs.plan_of(_with_prompt(subject, prompt_length(subject) + tokens))
         try:
-            run(plan, found.entry)
+            run(plan, inputs.entry)
         except REJECTIONS as error:
             refusal = error
     if refusal is not None:

@@ -1,1 +1,1 @@
-"""Requests that an engine answered: how long they waited, what limits it, what it costs, the smallest fleet."""
+"""Capacity: how long requests wait, what the bottleneck is, what a fleet costs, and how small it can be."""

@@ -1,4 +1,4 @@
-"""What a replay says of its requests: times by percentile, rates, waiting, cache, and whether a promise is kept."""
+"""What a replay says about its requests: times by percentile, rates, waiting, cache, and whether they meet an SLO."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NOISE = 3.0  # standard deviations by which a backlog may grow by chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """Limits in seconds; None is no limit. `share` of the requests keep each of them."""
+class Slo:
+    """Limits in seconds; None is no limit. A `share` of the requests has to stay within each of them."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -34,8 +34,8 @@ class Promise:
     @property
     def limits_s(self) -> dict[str, float]:
         """`TTFT`, `TPOT` and `E2E` -> seconds, as far as they are limited."""
-        found = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
-        return {name: limit for name, limit in found.items() if limit is not None}
+        limits = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
     def percentile(self) -> str:
@@ -47,7 +47,7 @@ class Promise:
         return ", ".join(parts)
 
 
-def read_promise(text: str) -> Promise:
+def read_slo(text: str) -> Slo:
     """`ttft=500ms,tpot=40ms`, `p95,ttft=1s`, `e2e=30s`."""
     share, limits = DEFAULT_SHARE, dict[str, float]()
     for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
@@ -60,14 +60,14 @@ def read_promise(text: str) -> Promise:
             raise _unclear(text, f"{visible(word)[:40]!r} is neither a limit nor a percentile")
     if not limits:
         raise _unclear(text, "it names no limit")
-    return Promise(share=share, **limits)
+    return Slo(share=share, **limits)
 
 
 def _unclear(text: str, why: str) -> UsageError:
     return UsageError(
-        f"The promise {visible(text)[:80]!r} is not clear.",
-        why=f"{why}; limits are ttft, tpot and e2e, each once and with a unit of time",
-        fix="write --slo ttft=500ms,tpot=40ms, with p95 before it for 95 of 100 requests; p99 otherwise",
+        f"The SLO {visible(text)[:80]!r} is not clear.",
+        why=f"{why}; limits are ttft, tpot and e2e, each at most once and with a unit of time",
+        fix="write --slo ttft=500ms,tpot=40ms for p99, or --slo p95,ttft=500ms for another percentile",
     )
 
 
@@ -121,26 +121,26 @@ class ReplayOutcome:
     mean_cache_use: float  # while steps run
     most_cache_use: float
     is_growing: bool  # the backlog when the last request came was larger than halfway there
-    is_closed: bool = False  # clients ask when an answer is there, so no rate is asked for and no backlog grows
+    is_closed: bool = False  # clients ask again when an answer is there: there is no arrival rate and no backlog
 
     @property
     def requests_per_s(self) -> float:
-        """Answered, over the whole time."""
+        """Requests answered, over the whole time."""
         return self.requests / self.seconds
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Generated, over the whole time."""
+        """Tokens generated, over the whole time."""
         return self.output_tokens / self.seconds
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated and read."""
+        """Tokens generated and read, over the whole time."""
         return (self.output_tokens + self.prompt_tokens) / self.seconds
 
     @property
     def pages_per_s(self) -> float | None:
-        """None: the requests have no pages."""
+        """Pages read in a second; None: the requests have no pages."""
         return self.pages / self.seconds if self.pages else None
 
     @property
@@ -154,23 +154,23 @@ class ReplayOutcome:
 
     @property
     def cached_share(self) -> float:
-        """Of the prompts, found in the prefix cache."""
+        """The share of the prompts that was found in the prefix cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def times(self) -> dict[str, Percentiles]:
         """`TTFT`, `TPOT` and `E2E`, as far as there are any."""
-        found = {"TTFT": self.ttft, "TPOT": self.tpot, "E2E": self.e2e}
-        return {name: times for name, times in found.items() if times is not None}
+        times_by_name = {"TTFT": self.ttft, "TPOT": self.tpot, "E2E": self.e2e}
+        return {name: times for name, times in times_by_name.items() if times is not None}
 
-    def keeps(self, promise: Promise) -> bool:
-        """Whether every limit holds for the promised share of the requests. A backlog that grows keeps nothing."""
+    def keeps(self, slo: Slo) -> bool:
+        """Whether every limit holds for the SLO's share of the requests. With a backlog that grows none does."""
         times = self.times()
-        kept = (name not in times or times[name].at(promise.share) <= limit for name, limit in promise.limits_s.items())
-        return all(kept) and not self.is_growing
+        met = (name not in times or times[name].at(slo.share) <= limit for name, limit in slo.limits_s.items())
+        return all(met) and not self.is_growing
 
 
 def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = False) -> ReplayOutcome:
-    """What became of the requests of all replicas; `pages` is how many images they have together."""
+    """The times and rates of the requests of all replicas; `pages` is how many images they have together."""
     arrivals = sorted(time for replica in replicas for time in replica.requests.arrival_s)
     ends = sorted(time for replica in replicas for time in replica.requests.last_token_s)
     seconds = max(ends[-1] - arrivals[0], 1e-9)
@@ -210,8 +210,8 @@ def outcome(replicas: Sequence[Replayed], *, pages: int = 0, is_closed: bool = F
 def slower(replayed: Replayed, factor: float) -> Replayed:
     """The same replay with every time multiplied.
 
-    It is what a replay with slower steps gives where nothing has a time of its own: clients that ask when an answer is
-    there, and a host that adds nothing.
+    A replay with slower steps gives exactly this where every time follows from the steps: clients that ask again when
+    an answer is there, and a host that adds no time.
     """
     requests, steps = replayed.requests, replayed.steps
     return replace(
@@ -243,8 +243,8 @@ def _since_arrival(replayed: Replayed, event: str) -> Iterator[float]:
 
 
 def _per_token(replayed: Replayed) -> Iterator[float]:
-    found = replayed.requests
-    for first, last, tokens in zip(found.first_token_s, found.last_token_s, found.output_tokens, strict=True):
+    requests = replayed.requests
+    for first, last, tokens in zip(requests.first_token_s, requests.last_token_s, requests.output_tokens, strict=True):
         if tokens > 1:
             yield (last - first) / (tokens - 1)
 

@@ -20,9 +20,66 @@ from numpy.typing import NDArray
 _QUEUED = 24  # prompts that an idle replica may find at once; more where it is loaded
 _RARE, _LIKELY = 1e-6, 1e-2
 _PARTS = 8  # of a step in which a request may come
+_LARGE = 1e100
 _FULL = 0.95  # of the time: beyond, the queue is as long as the traffic lasts
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crowd:
+    """How many sequences decode at once where requests come at random, from none on, and how likely each number is.
+
+    All that decode share the steps, so the number is a chain: answers lower it by one, `n / (O * plain(n))` of them a
+    second while no prompt is read. A request raises it by one and by the answers that do not end while its prompt is
+    read. The chances above the last number are in it: they wait.
+    """
+
+    chances: Floats
+
+    @classmethod
+    def of(cls, requests_per_s: float, answers_per_s: Floats, prompt_s: Floats) -> Crowd:
+        """The crowd for the rates at which answers end with one sequence, two and so on, and what a prompt adds."""
+        size = len(answers_per_s)
+        raised = 1 + np.concatenate(([0.0], prompt_s * answers_per_s))
+        whole_steps = raised.astype(int)
+        beyond = np.zeros(size + int(whole_steps.max()) + 2)  # how often a request lifts the number over each
+        chances = np.zeros(size + 1)
+        chances[0] = 1.0
+        for number in range(size + 1):
+            beyond[number : number + whole_steps[number]] += chances[number]
+            beyond[number + whole_steps[number]] += chances[number] * (raised[number] - whole_steps[number])
+            if number < size:  # as often up as down
+                chances[number + 1] = requests_per_s * beyond[number] / answers_per_s[number]
+            if chances.max() > _LARGE:
+                beyond /= _LARGE
+                chances /= _LARGE
+        # Beyond the most that decode as many answers end: each number is as much rarer as the last.
+        chances[-1] /= max(1e-3, 1 - requests_per_s * (1 / answers_per_s[-1] + prompt_s[-1]))
+        return cls(chances / chances.sum())
+
+    @property
+    def mean(self) -> float:
+        """Sequences that decode, at a time that nobody chose: what a request finds when it comes."""
+        return float(self.chances @ np.arange(len(self.chances)))
+
+    @property
+    def variance(self) -> float:
+        """The variance of that number."""
+        return float(self.chances @ (np.arange(len(self.chances)) - self.mean) ** 2)
+
+    def standard(self, share: float) -> float:
+        """A quantile of the number that a sequence meets on its way, in standard deviations from its mean.
+
+        More sequences meet a crowd than meet none, so each number counts as often as there are of it.
+        """
+        numbers = np.arange(1, len(self.chances))
+        met = self.chances[1:] * numbers
+        met /= met.sum()
+        mean = float(met @ numbers)
+        spread = sqrt(max(float(met @ (numbers - mean) ** 2), 1e-12))
+        middle = np.cumsum(met) - met / 2
+        return (float(np.interp(share, middle, numbers)) - mean) / spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +105,7 @@ class PromptQueue:
 
     @property
     def load(self) -> float:
-        """Of what its steps could read: 1 and more is a queue that grows, where nobody waits for an answer."""
+        """Prompts that come over prompts that its steps can read: from 1 on the queue grows, unless users wait."""
         return self.requests_per_s * self.reading_s[-1] / self.most
 
     @property
@@ -76,9 +133,9 @@ class PromptQueue:
             ahead = left[:, None] + queued
             if self.users is not None:
                 ahead = np.minimum(ahead, self.users - 1)
-            full_steps, beside = np.divmod(ahead, self.most)
+            full_steps, others = np.divmod(ahead, self.most)
             later = (come * (1 - part))[:, None]
-            reads = 1 + np.minimum(self.most - 1, beside + later)
+            reads = 1 + np.minimum(self.most - 1, others + later)
             waits = full_steps * reading[-1] + np.interp(reads, np.arange(self.most + 1), reading)
             met = (((1 - part) * lasts)[:, None] + waits).ravel()
             share = (meets[:, None] * shares * (1 - self.idle) / _PARTS).ravel()
@@ -111,7 +168,7 @@ class Waits:
 
     @classmethod
     def of(cls, seconds: Floats, weights: Floats) -> Waits:
-        """From times and how often each occurs."""
+        """The distribution from times and how often each occurs."""
         order = np.argsort(seconds)
         shares = np.cumsum(weights[order])
         return cls(seconds[order], shares / shares[-1])
@@ -122,7 +179,7 @@ class Waits:
 
     @property
     def mean_s(self) -> float:
-        """Of all requests."""
+        """The mean of all requests."""
         return float(np.dot(self.seconds, np.diff(self.shares, prepend=0.0)))
 
 
@@ -132,7 +189,7 @@ def most_read(per_step: float) -> int:
 
 
 def poisson_chances(mean: float, most: int) -> list[float]:
-    """Of no event, one, two and so on up to `most`."""
+    """The chances of no event, one, two and so on up to `most`."""
     return [exp(count * log(mean) - mean - lgamma(count + 1)) for count in range(most + 1)]
 
 
@@ -156,6 +213,6 @@ def _stationary(arrivals: Floats, left: NDArray[np.int64]) -> Floats:
     # Chances that a step leaves as they are, and that sum to 1: the last of the equations is replaced by the sum.
     equations = moves.T - np.eye(size)
     equations[-1] = 1.0
-    found: Floats = np.maximum(0.0, np.linalg.solve(equations, np.eye(size)[-1]))
-    scaled: Floats = found / found.sum()
+    chances: Floats = np.maximum(0.0, np.linalg.solve(equations, np.eye(size)[-1]))
+    scaled: Floats = chances / chances.sum()
     return scaled

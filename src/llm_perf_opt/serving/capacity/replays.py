@@ -1,4 +1,4 @@
-"""Replays of candidates: at the step times of the table and at the edges of its band; the fewest replicas that do."""
+"""Replays of candidates at the expected, low and high step times, and the fewest replicas that meet the SLO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from llm_perf_opt.serving.capacity.fleets import Fleet
-from llm_perf_opt.serving.capacity.outcome import Promise, outcome, slower
+from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, outcome, slower
 from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.capacity.search import PlanCandidate
 from llm_perf_opt.serving.requests import Replayed, Traffic
@@ -47,10 +47,13 @@ class Replays:
     ) -> None:
         self._process.__exit__(kind, error, trace)
 
-    def fleet(
-        self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None, price: float | None
-    ) -> ReplayedFleet:
-        """All replicas at the expected step times and at both edges; then fewer or more of them for the promise."""
+    def outcome(self, candidate: PlanCandidate, traffic: Traffic) -> ReplayOutcome:
+        """All replicas at the expected step times, and nothing else."""
+        pages = sum(len(request.images) for request in traffic.requests)
+        return outcome(self._replicas(candidate, traffic), pages=pages, is_closed=traffic.concurrency is not None)
+
+    def fleet(self, candidate: PlanCandidate, traffic: Traffic, slo: Slo | None, price: float | None) -> ReplayedFleet:
+        """All replicas at expected, low and high step times; then fewer or more replicas for the SLO."""
         considered = candidate.replica.considered
         log.info("Replay: %d x %s, %d requests", candidate.replicas, considered.name, len(traffic.requests))
         table = candidate.replica.table
@@ -58,7 +61,7 @@ class Replays:
         edges = []
         for factor in (table.low, table.high):
             if traffic.concurrency is not None and not table.host_s:
-                edges.append(tuple(slower(one, factor) for one in expected))
+                edges.append(tuple(slower(replayed, factor) for replayed in expected))
             else:
                 edges.append(self._replicas(candidate, traffic, factor))
         pages = sum(len(request.images) for request in traffic.requests)
@@ -68,7 +71,7 @@ class Replays:
             considered=considered,
             replicas=candidate.replicas,
             banded=Banded(expected=middle, low=low, high=high),
-            fewest=self._fewest(candidate, traffic, promise),
+            fewest=self._fewest(candidate, traffic, slo),
             price_per_hour=price,
         )
         return ReplayedFleet(candidate=candidate, fleet=fleet, replayed=expected)
@@ -94,20 +97,20 @@ class Replays:
         settings = candidate.served.settings(self._folder, device, replica, candidate.seen)
         return ReplayJob(settings=settings, traffic=traffic, table=replica.table, slower=factor)
 
-    def _fewest(self, candidate: PlanCandidate, traffic: Traffic, promise: Promise | None) -> int | None:
-        """The smallest number of replicas that keeps the promise, found on the share of one of them.
+    def _fewest(self, candidate: PlanCandidate, traffic: Traffic, slo: Slo | None) -> int | None:
+        """The smallest number of replicas that meets the SLO, found on the share of one of them.
 
-        None: no promise, requests that wait for each other, or none of the numbers that were tried keeps it.
+        None: there is no SLO, clients wait for answers, or none of the numbers that were tried meets it.
         """
         best = candidate.replica.considered.best
-        if promise is None or traffic.concurrency is not None or best is None:
+        if slo is None or traffic.concurrency is not None or best is None:
             return None
         last = traffic.requests[-1].arrival_s or 1.0
         count = max(1, ceil(len(traffic.requests) / last / best.requests_per_s))
         tried: dict[int, bool] = {}
         while count not in tried and len(tried) < _MOST_TRIES and count <= len(traffic.requests):
             log.info("Replay: the share of one in %d replicas", count)
-            tried[count] = outcome(self._replay(candidate, dealt(traffic, count)[0])).keeps(promise)
+            tried[count] = outcome(self._replay(candidate, dealt(traffic, count)[0])).keeps(slo)
             count = max(1, count - 1) if tried[count] else count + 1
         return min((number for number, keeps in tried.items() if keeps), default=None)
 

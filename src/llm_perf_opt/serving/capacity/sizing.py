@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -10,29 +11,33 @@ from pathlib import Path
 from llm_perf_opt.core.hardware.links import Cluster, load_links, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity.fleets import Deadline
-from llm_perf_opt.serving.capacity.outcome import Promise
-from llm_perf_opt.serving.capacity.search import Asked, PlanCandidate, candidates
+from llm_perf_opt.serving.capacity.outcome import Slo
+from llm_perf_opt.serving.capacity.search import PlanCandidate, SearchSpace, candidates
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, SteadyState
 from llm_perf_opt.serving.served_model import ServedModel
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.timing.step.request_time import banded, first_token_shares, request_fit
+from llm_perf_opt.timing.step.step_table import UntimedKernels
+
+log = logging.getLogger(__name__)
 
 MOST_GPUS = 512
+NO_LIMIT = "none yet"  # the demand leaves room for half as many sequences more
 _LARGEST_REPLICA = 64  # GPUs that are tried for one replica; larger fleets are more of them
 _STAGES = (2, 4, 8)  # of a pipeline, tried where nothing fits without one
-HIGH_LOAD = 0.7  # beyond, replays differ from a steady state by more than 8 % now and then: docs/serve.md
+HIGH_LOAD = 0.7  # beyond, replays differ by more than 8 % now and then: docs/evidence/steady-states.md
 _HOUR_S, _MILLION = 3600.0, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is asked of a fleet: users at once, requests a second, or pages by a deadline. None of them: one replica."""
+    """What a fleet has to serve: users at once, a request rate, or pages by a deadline. None of them: one replica."""
 
     mean: MeanRequest
     users: int | None = None
     requests_per_s: float | None = None
     deadline: Deadline | None = None
-    promise: Promise | None = None
+    slo: Slo | None = None
     has_drawn_lengths: bool = False
     is_engine_only: bool = False
     max_gpus: int = MOST_GPUS
@@ -44,13 +49,13 @@ class Demand:
 
     @property
     def share(self) -> float:
-        """Of the requests, that a limit holds for."""
-        return 0.99 if self.promise is None else self.promise.share
+        """The share of the requests for which a limit holds."""
+        return 0.99 if self.slo is None else self.slo.share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuChoice:
-    """A GPU to choose; `count` of them where that is fixed."""
+    """A GPU to choose from; `count` is the number of GPUs where it is fixed."""
 
     cluster: Cluster
     count: int | None = None
@@ -58,19 +63,19 @@ class GpuChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedFleet:
-    """Replicas of one plan and how each works. `broken` says which limit no number of them keeps; None: all hold."""
+    """Replicas of one plan and their steady state. `broken` names a limit that no number of them meets, or is None."""
 
     candidate: PlanCandidate
     demand: Demand
     replicas: int
     state: SteadyState
     broken: str | None
-    limit: str  # what the next request would meet first
+    limit: str  # the bottleneck: what the next requests would meet first
     price_per_hour: float | None = None  # of one GPU
 
     @property
     def gpus(self) -> int:
-        """Of all replicas."""
+        """The GPUs of all replicas."""
         return self.replicas * self.candidate.replica.considered.plan.replica_ranks
 
     @property
@@ -80,12 +85,12 @@ class SizedFleet:
 
     @property
     def engine(self) -> str:
-        """Whose kernels run."""
+        """The engine that supplies the kernels."""
         return self.candidate.served.engine
 
     @property
     def load(self) -> float | None:
-        """Of what a replica answers at most without limits; None where users wait for their answers."""
+        """Throughput over the highest throughput of the replicas; None where users wait for their answers."""
         if self.demand.requests_per_s is None:
             return None
         most = max(state.requests_per_s for state in self.candidate.replica.considered.states)
@@ -93,17 +98,17 @@ class SizedFleet:
 
     @property
     def is_measured(self) -> bool:
-        """Whether measured kernels stand behind its times; else the data sheet does."""
-        return self.candidate.served.timer(self.candidate.cluster.device, self.candidate.cluster).is_measured
+        """Whether its times come from measured kernels; else from the data sheet."""
+        return self.candidate.served.is_measured(self.candidate.cluster)
 
     @property
     def plan(self) -> str:
-        """Of one replica."""
+        """The plan of one replica."""
         return self.candidate.replica.considered.plan.describe()
 
     @property
     def requests_per_s(self) -> float:
-        """Answered by the fleet. Users ask again when they have an answer: by Little's law, as many as there are."""
+        """Throughput of the fleet. Users ask again after each answer, so Little's law gives it from their number."""
         users = self.demand.users
         if users is None:
             return self.replicas * self.state.requests_per_s
@@ -111,24 +116,24 @@ class SizedFleet:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Generated by the fleet."""
+        """Output tokens of the fleet."""
         return self.requests_per_s * self.demand.mean.output_tokens
 
     @property
     def users(self) -> float:
-        """In the system at once, by Little's law."""
+        """Requests in the system at once, by Little's law."""
         return self.requests_per_s * self._latency_s
 
     @property
     def _latency_s(self) -> float:
-        """Of a whole answer, in the median."""
-        return self.state.first_token_s + self.state.step_s * (self.demand.mean.output_tokens - 1)
+        """The median time of a whole answer."""
+        return self.state.first_token_s + self.state.token_s * (self.demand.mean.output_tokens - 1)
 
     @property
     def tpot(self) -> ServedTime:
         """Time per output token."""
         table = self.candidate.replica.table
-        expected = self.state.step_s
+        expected = self.state.token_s
         return ServedTime(
             expected_s=expected,
             at_share_s=self.state.per_token_at(self.demand.share),
@@ -147,22 +152,22 @@ class SizedFleet:
 
     @property
     def cost_per_hour(self) -> float | None:
-        """Of the fleet; None without a price."""
+        """The cost of the fleet; None without a price."""
         return None if self.price_per_hour is None else self.price_per_hour * self.gpus
 
     @property
     def cost_per_million_output(self) -> float | None:
-        """Tokens: the share of the time that steps spend on decoding, over the tokens."""
+        """The cost of the time that steps spend on decoding, over the output tokens."""
         return self._per_million(1 - self.state.prompt_share, self.output_tokens_per_s)
 
     @property
     def cost_per_million_input(self) -> float | None:
-        """Tokens: the share of the time that steps spend on prompts, over the tokens."""
+        """The cost of the time that steps spend on prompts, over the input tokens."""
         return self._per_million(self.state.prompt_share, self.requests_per_s * self.demand.mean.prompt_tokens)
 
     @property
     def cost_per_million_requests(self) -> float | None:
-        """Pages, where each request is one."""
+        """The cost of a million requests; each is one page where pages are read."""
         return self._per_million(1.0, self.requests_per_s)
 
     @property
@@ -173,7 +178,7 @@ class SizedFleet:
 
     @property
     def job_cost(self) -> float | None:
-        """Of all pages of a deadline."""
+        """The cost of all pages of a deadline."""
         return None if self.hours is None or self.cost_per_hour is None else self.hours * self.cost_per_hour
 
     def _per_million(self, share: float, per_s: float) -> float | None:
@@ -184,7 +189,7 @@ class SizedFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedTime:
-    """In the median with the band that held eight of ten measured servers, and at the promised share of requests."""
+    """The median with the band that held eight of ten measured servers, and the time at the SLO's percentile."""
 
     expected_s: float
     at_share_s: float
@@ -192,7 +197,7 @@ class ServedTime:
 
 
 def search_cluster(name: str, max_gpus: int, devices_file: Path | None = None) -> Cluster:
-    """As many GPUs of a kind as one replica may take: some of a node, or whole nodes."""
+    """As many GPUs of a kind as one replica may take: part of a node, or whole nodes."""
     node = load_links(devices_file).nodes.get(name)
     most = min(max_gpus, _LARGEST_REPLICA)
     if node is not None and most > node.gpus:
@@ -201,21 +206,36 @@ def search_cluster(name: str, max_gpus: int, devices_file: Path | None = None) -
 
 
 def sized_fleets(
-    served: Sequence[ServedModel], choices: Sequence[GpuChoice], demand: Demand, asked: Asked, refused: list[str]
+    served: Sequence[ServedModel], choices: Sequence[GpuChoice], demand: Demand, space: SearchSpace, refused: list[str]
 ) -> Iterator[SizedFleet]:
-    """Every plan that fits, sized for the demand; the names of those without room are added to `refused`."""
+    """Every plan that fits, sized for the demand; the names of plans that do not fit are added to `refused`.
+
+    A GPU without times is left out with a warning; it is an error where it is the only one.
+    """
     for model in served:
         for choice in choices:
-            found = list(_on(model, choice, demand, asked, refused))
-            if not found and asked.pp == 1:
-                for stages in _STAGES:
-                    if stages <= choice.cluster.count:
-                        found = found or list(_on(model, choice, demand, replace(asked, pp=stages), refused))
-            yield from found
+            try:
+                yield from _on_any_stages(model, choice, demand, space, refused)
+            except UntimedKernels as error:
+                if len(choices) == 1:
+                    raise
+                log.warning("%s is left out. %s", choice.cluster.device.id, error.what)
+
+
+def _on_any_stages(
+    served: ServedModel, choice: GpuChoice, demand: Demand, space: SearchSpace, refused: list[str]
+) -> list[SizedFleet]:
+    """The plans without a pipeline; where none fits, the plans with the fewest stages that fit."""
+    fleets = list(_on(served, choice, demand, space, refused))
+    if not fleets and space.pp == 1:
+        for stages in _STAGES:
+            if stages <= choice.cluster.count:
+                fleets = fleets or list(_on(served, choice, demand, replace(space, pp=stages), refused))
+    return fleets
 
 
 def _on(
-    served: ServedModel, choice: GpuChoice, demand: Demand, asked: Asked, refused: list[str]
+    served: ServedModel, choice: GpuChoice, demand: Demand, space: SearchSpace, refused: list[str]
 ) -> Iterator[SizedFleet]:
     client = (
         None if demand.is_engine_only else first_token_shares(served.engine, has_drawn_lengths=demand.has_drawn_lengths)
@@ -223,14 +243,14 @@ def _on(
     fewest = [demand.max_gpus]
 
     def is_worth(plan: ParallelPlan) -> bool:
-        """A replica with more GPUs than a fleet that does it all cannot be cheaper."""
+        """A replica with more GPUs than a whole fleet that meets the demand cannot be cheaper."""
         return choice.count is not None or demand.deadline is not None or plan.replica_ranks <= fewest[0]
 
     for candidate in candidates(
         served,
         [choice.cluster],
         demand.mean,
-        asked,
+        space,
         refused,
         is_closed=demand.is_closed,
         client=client,
@@ -243,26 +263,28 @@ def _on(
 
 
 def sized(candidate: PlanCandidate, choice: GpuChoice, demand: Demand) -> SizedFleet:
-    """As many replicas as the demand needs, or as were given."""
+    """As many replicas as the demand needs, or as many as were given."""
     replica = candidate.replica
     ranks, steady, best = replica.considered.plan.replica_ranks, replica.steady, replica.considered.best
     given = candidate.replicas if choice.count is not None else None
     if best is None:  # not even one request at a time
         alone = steady.at(1)
-        broken = alone.broken(demand.promise) if demand.promise is not None else None
+        broken = alone.broken(demand.slo) if demand.slo is not None else None
         return SizedFleet(
             candidate=candidate, demand=demand, replicas=given or 1, state=alone, broken=broken or "queue", limit="time"
         )
     most = _most_users(candidate, demand) if demand.users is not None else best.sequences
     replicas = given or _replicas(demand, best, most)
+    if given is None and demand.requests_per_s is not None:
+        replicas = _enough(candidate, demand.requests_per_s, demand, replicas)
     state = _working(candidate, demand, replicas, best)
     broken = None
     if state is None:
         state, broken = best, "queue"
     elif demand.users is not None and ceil(demand.users / replicas) > steady.most:
         broken = "cache"
-    elif not state.keeps(demand.promise):
-        broken = (demand.promise and state.broken(demand.promise)) or "queue"
+    elif not state.keeps(demand.slo):
+        broken = (demand.slo and state.broken(demand.slo)) or "queue"
     if given is None and replicas * ranks > demand.max_gpus:
         broken = broken or f"{demand.max_gpus} GPUs"
     return SizedFleet(
@@ -276,12 +298,12 @@ def sized(candidate: PlanCandidate, choice: GpuChoice, demand: Demand) -> SizedF
 
 
 def _most_users(candidate: PlanCandidate, demand: Demand) -> int:
-    """Of one replica, that together keep the limits."""
+    """The most users of one replica that together stay within the limits."""
     steady = candidate.replica.steady
     low, high = 1, min(steady.most, demand.users or 1) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if steady.at(middle).keeps(demand.promise) else (low, middle)
+        low, high = (middle, high) if steady.at(middle).keeps(demand.slo) else (low, middle)
     return low
 
 
@@ -294,8 +316,30 @@ def _replicas(demand: Demand, best: SteadyState, most_users: int) -> int:
     return 1 if per_s is None else max(1, ceil(per_s / best.requests_per_s - 1e-9))
 
 
+def _enough(candidate: PlanCandidate, requests_per_s: float, demand: Demand, fewest: int) -> int:
+    """The smallest number of replicas, from `fewest` on, that meets the limits with random arrivals too.
+
+    Random arrivals make longer steps than a constant number of decoding sequences. `fewest` also where none does.
+    """
+    most = max(fewest, demand.max_gpus // candidate.replica.considered.plan.replica_ranks)
+
+    def keeps(count: int) -> bool:
+        state = candidate.replica.steady.at_rate(requests_per_s / count)
+        return state is not None and state.keeps(demand.slo)
+
+    low, high = fewest - 1, fewest
+    while not keeps(high):
+        if high == most:
+            return fewest
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
 def _working(candidate: PlanCandidate, demand: Demand, replicas: int, best: SteadyState) -> SteadyState | None:
-    """How one of the replicas works; None: more requests come than it answers."""
+    """The steady state of one replica; None: more requests arrive than it can answer."""
     steady = candidate.replica.steady
     if demand.users is not None:
         return steady.at(min(steady.most, ceil(demand.users / replicas)))
@@ -305,32 +349,36 @@ def _working(candidate: PlanCandidate, demand: Demand, replicas: int, best: Stea
 
 
 def _limit(candidate: PlanCandidate, demand: Demand, state: SteadyState) -> str:
-    """What ends it with half as many sequences more: a limit of the promise, the cache, the scheduler, or nothing."""
+    """What breaks first with half as many sequences more: a limit of the SLO, the cache, the scheduler, or nothing."""
     steady = candidate.replica.steady
     more = ceil(state.sequences * 1.5)
     limits, mean = steady.limits, steady.mean
-    if demand.promise is not None and (broken := steady.at(min(more, steady.most)).broken(demand.promise)) is not None:
+    if demand.slo is not None and (broken := steady.at(min(more, steady.most)).broken(demand.slo)) is not None:
         return broken
     if more <= steady.most:
-        return "steps" if demand.users is None and demand.requests_per_s is None else "nothing yet"
+        return "steps" if demand.users is None and demand.requests_per_s is None else NO_LIMIT
     if limits.cache_tokens / (mean.prompt_tokens + mean.output_tokens) < more:
         return "cache"
     return "max_num_seqs" if limits.sequences < more else "max_num_batched_tokens"
 
 
 def ranked(fleets: Iterable[SizedFleet]) -> list[SizedFleet]:
-    """Those that keep everything first, the cheapest of them first; one without a price comes after those with one."""
+    """Fleets that meet the demand come first, the cheapest first; a fleet without a price comes after priced fleets.
+
+    Times of a data sheet are what no engine was measured to reach (MLPerf's AMD rows ran 1.7 to 2.3 times slower), so
+    a fleet timed by one comes after fleets timed by measured kernels.
+    """
     return sorted(fleets, key=_rank)
 
 
-def _rank(fleet: SizedFleet) -> tuple[bool, bool, float, int, float]:
+def _rank(fleet: SizedFleet) -> tuple[bool, bool, bool, float, int, float]:
     cost = fleet.job_cost if fleet.demand.deadline is not None else fleet.cost_per_hour
-    return fleet.broken is not None, cost is None, cost or 0.0, fleet.gpus, fleet.tpot.at_share_s
+    return fleet.broken is not None, not fleet.is_measured, cost is None, cost or 0.0, fleet.gpus, fleet.tpot.at_share_s
 
 
 def best_of_each(fleets: Sequence[SizedFleet]) -> list[SizedFleet]:
-    """Of each GPU and engine the first."""
-    found: dict[tuple[str, str], SizedFleet] = {}
+    """The first fleet of each GPU and engine."""
+    first_of: dict[tuple[str, str], SizedFleet] = {}
     for fleet in fleets:
-        found.setdefault((str(fleet.candidate.cluster), fleet.engine), fleet)
-    return list(found.values())
+        first_of.setdefault((str(fleet.candidate.cluster), fleet.engine), fleet)
+    return list(first_of.values())

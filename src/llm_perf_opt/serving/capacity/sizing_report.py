@@ -1,4 +1,4 @@
-"""The answer of a sized fleet: three lines, one row for each GPU, every plan as a point, and where the time goes."""
+"""The answer of `serve`: three lines, one row for each GPU, every plan as a point, and the times of the best fleet."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from llm_perf_opt.core.report import (
     three_digits,
 )
 from llm_perf_opt.core.units import format_number_of, format_seconds
-from llm_perf_opt.serving.capacity.outcome import ReplayOutcome
+from llm_perf_opt.serving.capacity.outcome import TIMES, ReplayOutcome
 from llm_perf_opt.serving.capacity.replay_report import rounded_or_none
-from llm_perf_opt.serving.capacity.sizing import Demand, ServedTime, SizedFleet
+from llm_perf_opt.serving.capacity.sizing import NO_LIMIT, Demand, ServedTime, SizedFleet
 
 CHOICES, PLANS = "GPUs side by side", "Every plan that fits"
 REPLAYED = "Steady state and replay through vLLM's scheduler"
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 _LIMITS = {
-    "TPOT": "the time per output token",
-    "TTFT": "the time to first token",
-    "E2E": "the time of a whole answer",
-    "cache": "the memory for the KV cache",
-    "steps": "the time of the steps",
-    "queue": "requests come faster than they are answered",
-    "time": "the time of the steps",
+    "TPOT": "TPOT SLO",
+    "TTFT": "TTFT SLO",
+    "E2E": "E2E SLO",
+    "cache": "KV cache",
+    "steps": "GPU time",
+    "queue": "arrival rate above throughput",
+    "time": "GPU time",
 }
 
 
 def answer_lines(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None) -> tuple[str, ...]:
-    """The fleet to take with its times, what it answers and costs, and the next best; or why there is none."""
-    kept = [fleet for fleet in fleets if fleet.broken is None]
-    if not kept:
+    """The best fleet with its times, its throughput and cost, and the runner-up; or why there is none."""
+    meeting = [fleet for fleet in fleets if fleet.broken is None]
+    if not meeting:
         return tuple(_without(fleets, demand, why_none))
-    best = kept[0]
+    best = meeting[0]
     return (
         f"{_take(best, demand)}: {_times_text(best, demand)}.",
-        f"{_rates(best)}. {_bill(best)}Limit: {limit_text(best)}.",
-        _others(best, kept[1:], [fleet for fleet in fleets if fleet.broken is not None]),
+        f"{_rates(best)}. {_bill(best)}{_bottleneck(best)}.",
+        _others(best, meeting[1:], [fleet for fleet in fleets if fleet.broken is not None]),
     )
 
 
@@ -55,70 +55,89 @@ def _take(fleet: SizedFleet, demand: Demand) -> str:
     replicas = f"{fleet.replicas} replicas of {fleet.plan}" if fleet.replicas > 1 else fleet.plan
     what = {
         "users": None if demand.users is None else f"serves {counted(demand.users, 'user')}",
-        "rate": None if demand.requests_per_s is None else f"answers {three_digits(demand.requests_per_s)} requests/s",
+        "rate": None if demand.requests_per_s is None else f"sustains {three_digits(demand.requests_per_s)} requests/s",
         "pages": None
         if demand.deadline is None or fleet.hours is None
         else f"reads {demand.deadline.pages:,} pages in {fleet.hours:,.1f} h",
     }
     done = next((text for text in what.values() if text is not None), _held(fleet))
-    origin = "" if fleet.is_measured else ", times by its data sheet"
+    origin = "" if fleet.is_measured else ", data-sheet times"
     return f"{fleet.gpus} x {fleet.device} ({replicas}, {_ENGINES[fleet.engine]}{origin}) {done}"
 
 
 def _held(fleet: SizedFleet) -> str:
-    """How many requests have room, and the longest that one could be where that is known."""
+    """How many requests fit at once, and the longest context where that is known."""
     longest = fleet.candidate.replica.fit.largest_context
     context = "" if longest is None else f" (longest context {longest:,} tokens)"
-    return f"holds {format_number_of(fleet.state.sequences, 'request')}{context}"
+    return f"holds {format_number_of(fleet.replicas * fleet.state.sequences, 'request')} at once{context}"
 
 
 def _times_text(fleet: SizedFleet, demand: Demand) -> str:
-    """TTFT and TPOT; an answer of one token has no time between tokens."""
-    times = {"TTFT": fleet.ttft} | ({"TPOT": fleet.tpot} if demand.mean.output_tokens > 1 else {})
-    return ", ".join(time_text(name, time, demand) for name, time in times.items())
+    return ", ".join(time_text(name, time, demand) for name, time in _times(fleet, demand).items())
+
+
+def _times(fleet: SizedFleet, demand: Demand) -> dict[str, ServedTime]:
+    """TTFT and TPOT; an answer of one token has no TPOT."""
+    return {"TTFT": fleet.ttft} | ({"TPOT": fleet.tpot} if demand.mean.output_tokens > 1 else {})
 
 
 def time_text(name: str, time: ServedTime, demand: Demand) -> str:
-    """`TTFT 310 ms (p99 620 ms)`, with the limit where there is one."""
-    limits = {} if demand.promise is None else demand.promise.limits_s
-    asked = f" of {format_seconds(limits[name])}" if name in limits else ""
+    """`TTFT 310 ms (p99 620 ms, SLO 2.00 s)`; without the SLO where there is none."""
+    limits = {} if demand.slo is None else demand.slo.limits_s
+    limit = f", SLO {format_seconds(limits[name])}" if name in limits else ""
     return (
-        f"{name} {format_seconds(time.expected_s)} (p{demand.share * 100:g} {format_seconds(time.at_share_s)}{asked})"
+        f"{name} {format_seconds(time.expected_s)} (p{demand.share * 100:g} {format_seconds(time.at_share_s)}{limit})"
     )
 
 
 def _rates(fleet: SizedFleet) -> str:
     tokens = fleet.output_tokens_per_s
     return (
-        f"{three_digits(fleet.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s "
-        f"({tokens / fleet.gpus:,.0f} for each GPU)"
+        f"Throughput is {three_digits(fleet.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s "
+        f"({tokens / fleet.gpus:,.0f} per GPU)"
     )
 
 
 def _bill(fleet: SizedFleet) -> str:
     if fleet.cost_per_hour is None:
-        return "No price is known: add --price. "
+        return "Its price is not known: add --price. "
     if fleet.job_cost is not None:
         pages = fleet.cost_per_million_requests or 0.0
-        return f"${fleet.job_cost:,.0f} in all, ${pages:,.0f} for a million pages. "
+        return f"The job costs ${fleet.job_cost:,.0f}, or ${pages:,.0f} per million pages. "
     made, read = fleet.cost_per_million_output or 0.0, fleet.cost_per_million_input or 0.0
     return (
-        f"${fleet.cost_per_hour:,.2f} an hour: ${three_digits(read)} for a million input tokens, "
-        f"${three_digits(made)} for a million output tokens. "
+        f"It costs ${fleet.cost_per_hour:,.2f} per hour: ${three_digits(read)} per million input tokens, "
+        f"${three_digits(made)} per million output tokens. "
     )
 
 
 def _others(best: SizedFleet, others: Sequence[SizedFleet], broken: Sequence[SizedFleet]) -> str:
+    """The runner-up, what a data sheet alone would prefer, and what was ruled out."""
     parts = []
-    if others:
-        second = others[0]
-        text = f"Next: {second.gpus} x {second.device} ({second.plan}, {_ENGINES[second.engine]})"
-        ours, theirs = (fleet.job_cost or fleet.cost_per_hour for fleet in (best, second))
-        parts.append(text if ours is None or theirs is None else f"{text} costs {100 * (theirs / ours - 1):.0f} % more")
+    by_sheet = [fleet for fleet in others if best.is_measured and not fleet.is_measured]
+    if comparable := [fleet for fleet in others if fleet not in by_sheet]:
+        second = comparable[0]
+        more = _more(best, second)
+        name = f"{second.gpus} x {second.device} ({second.plan}, {_ENGINES[second.engine]})"
+        parts.append(f"The runner-up is {name}" if more is None else f"The runner-up, {name}, costs {more}")
+    if by_sheet:
+        cheapest = by_sheet[0]
+        more = _more(best, cheapest)
+        cost = "" if more is None else f" and cost {more}"
+        parts.append(f"By its data sheet alone {cheapest.gpus} x {cheapest.device} would do{cost}: not measured")
     if broken:
-        names = dict.fromkeys(f"{fleet.device} ({_reason(fleet)})" for fleet in broken)
-        parts.append(f"Not: {listed(list(names), 4)}")
-    return f"{'. '.join(parts) or 'No other GPU was named: add some to --gpus'}."
+        names = dict.fromkeys(map(_with_reason, broken))
+        parts.append(f"Ruled out: {listed(list(names), 4)}")
+    return f"{'. '.join(parts) or 'There is no runner-up: name more GPUs in --gpus'}."
+
+
+def _more(best: SizedFleet, other: SizedFleet) -> str | None:
+    """`12 % more` or `30 % less`; None: a price is not known."""
+    ours, theirs = (fleet.job_cost or fleet.cost_per_hour for fleet in (best, other))
+    if ours is None or theirs is None:
+        return None
+    share = round(100 * (theirs / ours - 1))
+    return f"{abs(share)} % {'more' if share > 0 else 'less'}" if share else "the same"
 
 
 def _without(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None) -> Iterator[str]:
@@ -126,25 +145,35 @@ def _without(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None)
         yield why_none or "No plan fits."
         return
     nearest = fleets[0]
-    yield f"No plan does it: {listed([f'{fleet.device} ({_reason(fleet)})' for fleet in fleets], 4)}."
+    yield f"No plan meets the demand: {listed(list(map(_with_reason, fleets)), 4)}."
     times = _times_text(nearest, demand)
-    yield f"Nearest: {nearest.gpus} x {nearest.device} ({nearest.plan}): {times}."
-    yield "Give faster GPUs, more time in --slo, or a smaller format: --weights fp8."
+    yield f"The nearest is {nearest.gpus} x {nearest.device} ({nearest.plan}): {times}."
+    yield "Try faster GPUs, a looser --slo, or a smaller format in --weights."
 
 
 def _reason(fleet: SizedFleet) -> str:
-    """Which limit is broken, in a word or two."""
-    named = {"queue": "too many requests", "cache": "no memory for all users"}
-    return named.get(fleet.broken or "", f"{fleet.broken}")
+    """Which limit the fleet breaks, in a few words: `TPOT`, `throughput too low`."""
+    named = {"queue": "throughput too low", "cache": "KV cache too small for all users"}
+    broken = fleet.broken or ""
+    return named.get(broken, broken if broken in TIMES.values() else f"more than {broken}")
+
+
+def _with_reason(fleet: SizedFleet) -> str:
+    """`l4 (TPOT above the SLO)`."""
+    return f"{fleet.device} ({_reason(fleet)}{' above the SLO' if fleet.broken in TIMES.values() else ''})"
 
 
 def limit_text(fleet: SizedFleet) -> str:
-    """What the next requests would meet first."""
+    """The bottleneck: what the next requests would meet first."""
     return _LIMITS.get(fleet.limit, fleet.limit)
 
 
+def _bottleneck(fleet: SizedFleet) -> str:
+    return "It has no bottleneck yet" if fleet.limit == NO_LIMIT else f"Bottleneck: {limit_text(fleet)}"
+
+
 def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
-    """One row for each GPU and engine, the best first; a GPU that breaks a limit has no cost."""
+    """One row for each GPU and engine, the best first. A fleet that misses the demand has no cost."""
     share = f"p{demand.share * 100:g}"
     engines = len({fleet.engine for fleet in fleets}) > 1
     cells: dict[Column, Callable[[SizedFleet], Cell]] = {
@@ -153,13 +182,21 @@ def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
         Column("GPUs", Kind.COUNT): lambda fleet: fleet.gpus,
         Column("replicas", Kind.COUNT): lambda fleet: fleet.replicas,
         Column("plan"): lambda fleet: fleet.plan,
-        Column("does it"): lambda fleet: "yes" if fleet.broken is None else f"no: {_reason(fleet)}",
+        Column("meets demand"): lambda fleet: "yes" if fleet.broken is None else f"no: {_reason(fleet)}",
         Column("TTFT", Kind.SECONDS): lambda fleet: fleet.ttft.expected_s,
         Column(f"TTFT {share}", Kind.SECONDS): lambda fleet: fleet.ttft.at_share_s,
-        Column("TPOT", Kind.SECONDS): lambda fleet: fleet.tpot.expected_s,
-        Column(f"TPOT {share}", Kind.SECONDS): lambda fleet: fleet.tpot.at_share_s,
+        **(
+            {
+                Column("TPOT", Kind.SECONDS): lambda fleet: fleet.tpot.expected_s,
+                Column(f"TPOT {share}", Kind.SECONDS): lambda fleet: fleet.tpot.at_share_s,
+            }
+            if demand.mean.output_tokens > 1
+            else {}
+        ),
         Column("requests/s", Kind.COUNT): lambda fleet: rounded_or_none(fleet.requests_per_s),
-        Column("tokens/s/GPU", Kind.COUNT): lambda fleet: rounded_or_none(fleet.output_tokens_per_s / fleet.gpus),
+        Column("output tokens/s per GPU", Kind.COUNT): lambda fleet: rounded_or_none(
+            fleet.output_tokens_per_s / fleet.gpus
+        ),
         Column("$/hour", Kind.COUNT): lambda fleet: (
             rounded_or_none(fleet.cost_per_hour) if fleet.broken is None else None
         ),
@@ -167,7 +204,7 @@ def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
     if demand.deadline is not None:
         cells |= {
             Column("hours", Kind.COUNT): lambda fleet: rounded_or_none(fleet.hours),
-            Column("$ in all", Kind.COUNT): lambda fleet: (
+            Column("$ in total", Kind.COUNT): lambda fleet: (
                 rounded_or_none(fleet.job_cost) if fleet.broken is None else None
             ),
             Column("$/1M pages", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_requests),
@@ -177,12 +214,13 @@ def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
             Column("$/1M in", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_input),
             Column("$/1M out", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_output),
         }
-    cells[Column("limit")] = limit_text
+    cells[Column("bottleneck")] = limit_text
     return table_of(CHOICES, fleets, cells)
 
 
 def plans_table(fleets: Sequence[SizedFleet]) -> Table:
-    """Every plan, what it holds and what one GPU of it does at the demand."""
+    """Every plan with its cache, its limits, and its times and throughput at the demand."""
+    has_tpot = any(fleet.demand.mean.output_tokens > 1 for fleet in fleets)
     return table_of(
         PLANS,
         fleets,
@@ -192,23 +230,25 @@ def plans_table(fleets: Sequence[SizedFleet]) -> Table:
             Column("plan"): lambda fleet: fleet.plan,
             Column("replicas", Kind.COUNT): lambda fleet: fleet.replicas,
             Column("GPUs", Kind.COUNT): lambda fleet: fleet.gpus,
-            Column("does it"): lambda fleet: "yes" if fleet.broken is None else f"no: {_reason(fleet)}",
+            Column("meets demand"): lambda fleet: "yes" if fleet.broken is None else f"no: {_reason(fleet)}",
             Column("cache, tokens", Kind.COUNT): lambda fleet: fleet.candidate.replica.considered.cache_tokens,
             Column("longest context", Kind.COUNT): lambda fleet: fleet.candidate.replica.fit.largest_context,
             Column("max_num_seqs", Kind.COUNT): lambda fleet: fleet.candidate.replica.considered.max_sequences,
             Column("max_num_batched_tokens", Kind.COUNT): lambda fleet: (
                 fleet.candidate.replica.considered.max_batched_tokens
             ),
-            Column("sequences at once", Kind.COUNT): lambda fleet: fleet.state.sequences,
+            Column("concurrent sequences", Kind.COUNT): lambda fleet: fleet.state.sequences,
             Column("TTFT", Kind.SECONDS): lambda fleet: fleet.ttft.expected_s,
-            Column("TPOT", Kind.SECONDS): lambda fleet: fleet.tpot.expected_s,
-            Column("tokens/s/GPU", Kind.COUNT): lambda fleet: rounded_or_none(fleet.output_tokens_per_s / fleet.gpus),
+            **({Column("TPOT", Kind.SECONDS): lambda fleet: fleet.tpot.expected_s} if has_tpot else {}),
+            Column("output tokens/s per GPU", Kind.COUNT): lambda fleet: rounded_or_none(
+                fleet.output_tokens_per_s / fleet.gpus
+            ),
         },
     )
 
 
 def replayed_table(fleets: Sequence[tuple[SizedFleet, ReplayOutcome]], demand: Demand) -> Table:
-    """The steady state beside vLLM's own scheduler on the same step times; TTFT as the engine sees it."""
+    """The steady state next to vLLM's own scheduler on the same step times; TTFT as the engine sees it."""
     rows: list[tuple[Cell, ...]] = []
     for fleet, outcome in fleets:
         name, state, waits = f"{fleet.gpus} x {fleet.device}", fleet.state, fleet.state.queue.waits()
@@ -228,58 +268,61 @@ def replayed_table(fleets: Sequence[tuple[SizedFleet, ReplayOutcome]], demand: D
 
 
 def change_text_of(before: float, after: float) -> str:
-    """`+4 %`, of a replay over a steady state."""
+    """`+4 %`: the replay over the steady state."""
     return f"{100 * (after / before - 1):+.0f} %" if before else "?"
 
 
 def bands_table(fleet: SizedFleet, demand: Demand) -> Table:
-    """The times of the best fleet with their bands."""
+    """The times of the best fleet with their low and high estimates, and the steps that they are made of."""
     rows: list[tuple[Cell, ...]] = []
-    for name, time in (("TTFT", fleet.ttft), ("TPOT", fleet.tpot)):
+    for name, time in _times(fleet, demand).items():
         factor = time.at_share_s / time.expected_s
         rows.append((name, "median", time.expected_s, time.band.low, time.band.high))
-        edges = (time.band.low * factor, time.band.high * factor)
-        rows.append((name, f"p{demand.share * 100:g}", time.at_share_s, *edges))
+        band = (time.band.low * factor, time.band.high * factor)
+        rows.append((name, f"p{demand.share * 100:g}", time.at_share_s, *band))
+    state = fleet.state
+    rows.append(("decode step", counted(state.sequences, "sequence"), state.plain_s, None, None))
+    rows.append(("prefill of one prompt", "alone", state.alone_s, None, None))
     columns = (Column("time"), Column("of requests"))
     figures = tuple(Column(name, Kind.SECONDS) for name in ("expected", "low", "high"))
     return Table(title="Times of requests", columns=(*columns, *figures), rows=tuple(rows))
 
 
 def frontier_chart(fleets: Sequence[SizedFleet], best: SizedFleet | None) -> Chart | None:
-    """Throughput of a GPU against the speed that a user sees: for each GPU the best of all plans and loads."""
-    by_gpu = _by_gpu(fleets)
+    """Throughput per GPU against the speed that a user sees, at the best plan for each speed; no chart without TPOT."""
+    by_gpu = _by_gpu([fleet for fleet in fleets if fleet.demand.mean.output_tokens > 1])
     if all(len(points) < 2 for points in by_gpu.values()):
         return None
     marks = () if best is None else (_mark(best),)
     return LineChart(
-        title="Throughput of a GPU against the speed of an answer",
-        x=Axis("tokens/s of each user", Kind.COUNT),
-        y=Axis("output tokens/s of each GPU", Kind.COUNT),
+        title="Throughput per GPU against tokens/s per user",
+        x=Axis("tokens/s per user", Kind.COUNT),
+        y=Axis("output tokens/s per GPU", Kind.COUNT),
         lines=tuple(Line(name, tuple(_frontier(points))) for name, points in by_gpu.items()),
         marks=marks,
-        caption="For each GPU the best plan at every speed, from one request at a time to as many as fit.",
+        caption="Each line takes the best plan at every speed, from one request at a time to as many as fit.",
     )
 
 
 def _by_gpu(fleets: Sequence[SizedFleet]) -> dict[str, list[tuple[float, float]]]:
-    found: dict[str, list[tuple[float, float]]] = {}
+    points_of: dict[str, list[tuple[float, float]]] = {}
     for fleet in fleets:
         considered = fleet.candidate.replica.considered
         name = f"{fleet.device}, {_ENGINES[fleet.engine]}"
-        found.setdefault(name, []).extend(
+        points_of.setdefault(name, []).extend(
             (1 / state.step_s, state.requests_per_s * state.output_tokens / considered.plan.replica_ranks)
             for state in considered.states
         )
-    return found
+    return points_of
 
 
 def _frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points that no other beats in both."""
-    kept: list[tuple[float, float]] = []
+    """The points that no other point exceeds in both."""
+    frontier: list[tuple[float, float]] = []
     for speed, throughput in sorted(points, reverse=True):
-        if not kept or throughput > kept[-1][1]:
-            kept.append((speed, throughput))
-    return kept[::-1]
+        if not frontier or throughput > frontier[-1][1]:
+            frontier.append((speed, throughput))
+    return frontier[::-1]
 
 
 def _mark(fleet: SizedFleet) -> Mark:

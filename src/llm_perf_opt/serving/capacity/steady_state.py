@@ -2,29 +2,39 @@
 
 In a steady state as many requests come as end. With `n` sequences decoding, answers of `O` tokens and prompts of `P`,
 `n / O` requests end with every step, so as many prompts are read in it on average: now none, now one, now two, as
-chance has it. The mean step `T(n)` is that of the table over those chances, and by Little's law `n / (O * T(n))`
-requests end in a second. Lengths are their means.
+chance has it. The mean step `T(n)` is the step of the table averaged over those chances, and by Little's law
+`n / (O * T(n))` requests end in a second. Lengths are their means.
+
+Where requests come at random, how many decode is chance too: now a crowd, now few. A request meets the crowds more
+often than a clock does, and in a crowd steps are longer, so TPOT follows from the mean number met, not from the mean
+load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import exp, sqrt
+from dataclasses import dataclass, field, replace
+from math import ceil, exp, sqrt
 from statistics import NormalDist
 
-from llm_perf_opt.serving.capacity.outcome import Promise
-from llm_perf_opt.serving.capacity.queueing import PromptQueue, most_read, poisson_chances
+import numpy as np
+
+from llm_perf_opt.core.recent import Recent
+from llm_perf_opt.serving.capacity.outcome import Slo
+from llm_perf_opt.serving.capacity.queueing import Crowd, PromptQueue, most_read, poisson_chances
 from llm_perf_opt.serving.requests import Traffic
 from llm_perf_opt.timing.step.request_time import FirstToken, time_to_first
 from llm_perf_opt.timing.step.step_table import StepTable
 
-_DENSITY = 2**0.25  # from one number of sequences to the next
+_DENSITY, _SPARSE = 2**0.25, 2**0.5  # from one number of sequences to the next
+_MOST_STATES = 64  # that a replica keeps
+_ROUNDS, _CLOSE = 40, 1e-5  # until a step and the prompts that come in it agree
+_ENDLESS = 50.0  # times the step without prompts: more prompts come than are read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanRequest:
-    """The mean of all requests. `image_tokens` are those of the prompt that an encoder makes."""
+    """The mean of all requests. `image_tokens` are the tokens of the prompt that an encoder makes."""
 
     prompt_tokens: float
     output_tokens: float
@@ -37,7 +47,7 @@ class MeanRequest:
 
 
 def mean_request(traffic: Traffic) -> MeanRequest:
-    """Of all requests; what is shared in a prefix counts as cached and is left out, but for its first reader."""
+    """The mean of all requests. A shared prefix counts as cached after its first reader."""
     requests = traffic.requests
     saved = 0
     seen: set[str] = set()
@@ -62,7 +72,7 @@ class ReplicaLimits:
     cache_tokens: int
 
     def of_groups(self, count: int) -> ReplicaLimits:
-        """Of a replica with so many schedulers, each with these limits."""
+        """The limits of a replica with this many schedulers, each with these limits."""
         return ReplicaLimits(
             sequences=count * self.sequences,
             batched_tokens=count * self.batched_tokens,
@@ -74,27 +84,37 @@ class ReplicaLimits:
 class SteadyState:
     """One replica with `sequences` decoding.
 
-    `plain_s` is a step without prompts, `alone_s` a prompt with nothing beside it. With `client` the first token is as
-    a client sees it, without as the engine does.
+    `plain_s` is a step without prompts, `alone_s` a prompt with no other sequence in the step. With
+    `client` the first token is as a client sees it, otherwise as the engine does. `crowd` is how many decode by chance,
+    where requests come at random, and `next_s` is what one sequence more adds to a step.
     """
 
     sequences: int
-    step_s: float  # the mean: time per output token
+    step_s: float  # the mean
     requests_per_s: float
     output_tokens: float
     plain_s: float
     alone_s: float
     queue: PromptQueue
     client: FirstToken | None = None
+    crowd: Crowd | None = None
+    next_s: float = 0.0
 
     @property
     def first_token_s(self) -> float:
-        """TTFT in the median."""
+        """The median TTFT."""
         return self.first_token_at(0.5)
 
     @property
+    def token_s(self) -> float:
+        """Time per output token. The prompts in a mean step belong to other users, and a single user meets none."""
+        return self.plain_s if self.queue.users == 1 else self.step_s
+
+    @property
     def prompt_share(self) -> float:
-        """Of the time of steps, spent on prompts."""
+        """The share of the time that is spent on prompts. A single user's prompt is alone in its step."""
+        if self.queue.users == 1:
+            return self.first_token_s / (self.first_token_s + self.token_s * (self.output_tokens - 1))
         return 1 - self.plain_s / self.step_s
 
     def first_token_at(self, share: float) -> float:
@@ -108,28 +128,38 @@ class SteadyState:
         return seen + (waits.at(share) - waits.at(0.5))
 
     def per_token_at(self, share: float) -> float:
-        """TPOT of a share of the requests: by chance more or fewer prompts come while an answer is made."""
-        prompt_s = (self.step_s - self.plain_s) * self.output_tokens / self.sequences
-        by_chance = NormalDist().inv_cdf(share) * sqrt(self.sequences) * prompt_s / self.output_tokens
-        return max(self.plain_s, self.step_s + by_chance)
+        """TPOT of a share of the requests: by chance more or fewer others come while an answer is made.
 
-    def broken(self, promise: Promise) -> str | None:
-        """The first limit that the promised share of the requests does not keep; the cheap one is asked first."""
-        share = promise.share
+        Each of them adds its prompt once, and a sequence to the steps that are left. One that came before adds the
+        sequence alone. Summed over all moments at which they may come, evenly within a life, that is the variance.
+        """
+        if self.crowd is None:
+            prompt_s = (self.step_s - self.plain_s) * self.output_tokens / self.sequences
+            by_chance = NormalDist().inv_cdf(share) * sqrt(self.sequences) * prompt_s / self.output_tokens
+            return max(self.plain_s, self.step_s + by_chance)
+        met = self.requests_per_s * self.output_tokens * self.step_s
+        prompt_s, sequence_s = (self.step_s - self.plain_s) / met, self.next_s
+        crowd = self.crowd.variance
+        variance = met * prompt_s**2 + sqrt(met * crowd) * prompt_s * sequence_s + 2 / 3 * crowd * sequence_s**2
+        return max(self.plain_s, self.step_s + self.crowd.standard(share) * sqrt(variance))
+
+    def broken(self, slo: Slo) -> str | None:
+        """The first limit that the SLO's share of the requests does not keep; the cheap one is asked first."""
+        share = slo.share
         tpot = self.per_token_at(share)
-        if promise.tpot_s is not None and tpot > promise.tpot_s:
+        if slo.tpot_s is not None and tpot > slo.tpot_s:
             return "TPOT"
-        if promise.ttft_s is None and promise.e2e_s is None:
+        if slo.ttft_s is None and slo.e2e_s is None:
             return None
         ttft = self.first_token_at(share)
-        if promise.ttft_s is not None and ttft > promise.ttft_s:
+        if slo.ttft_s is not None and ttft > slo.ttft_s:
             return "TTFT"
-        is_late = promise.e2e_s is not None and ttft + tpot * self.output_tokens > promise.e2e_s
+        is_late = slo.e2e_s is not None and ttft + tpot * self.output_tokens > slo.e2e_s
         return "E2E" if is_late else None
 
-    def keeps(self, promise: Promise | None) -> bool:
+    def keeps(self, slo: Slo | None) -> bool:
         """Whether every limit holds and no queue grows."""
-        return not self.queue.is_full and (promise is None or self.broken(promise) is None)
+        return not self.queue.is_full and (slo is None or self.broken(slo) is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +171,9 @@ class SteadyReplica:
     limits: ReplicaLimits
     is_closed: bool = False  # users ask again when they have their answer; else requests come at random
     client: FirstToken | None = None
+    _known: Recent[int, SteadyState] = field(
+        default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
+    )
 
     @property
     def most(self) -> int:
@@ -150,26 +183,19 @@ class SteadyReplica:
         return max(1, int(min(self.limits.sequences, by_cache, by_tokens)))
 
     def states(self) -> Iterator[SteadyState]:
-        """From one sequence on, up to the most."""
-        sequences = 1
-        while sequences < self.most:
-            yield self.at(sequences)
-            sequences = max(sequences + 1, round(sequences * _DENSITY))
-        yield self.at(self.most)
+        """The states from one sequence up to the most."""
+        yield from map(self.at, self._numbers())
 
     def at(self, sequences: int) -> SteadyState:
-        """With this number of sequences decoding."""
-        mean, table = self.mean, self.table
+        """The steady state with this number of sequences decoding."""
+        return self._known.of(sequences, lambda: self._state(sequences))
+
+    def _state(self, sequences: int) -> SteadyState:
+        mean = self.mean
         per_step = sequences / mean.output_tokens  # prompts that come in a step, and as many answers end
         reading = self._reading(sequences, most_read(per_step))
-        step, chances = 0.0, poisson_chances(per_step, len(reading) - 1)
-        for seconds, chance in zip(reading, chances, strict=True):
-            step += seconds * chance
-        # Beyond what one step reads, prompts wait for the next ones: those take as long as full ones.
-        whole = max(1, round(mean.prompt_tokens))
-        alone = table.seconds(0, 0, [(whole, 0)], round(mean.image_tokens)) + table.host_s
-        waiting = per_step - sum(number * chance for number, chance in enumerate(chances))
-        step += max(0.0, waiting) * (reading[-1] - reading[0]) / (len(reading) - 1)
+        step = _mean_step(reading, per_step, self._steps_of_prompt(sequences))
+        alone = self._alone_s
         return SteadyState(
             sequences=sequences,
             step_s=step,
@@ -188,11 +214,25 @@ class SteadyReplica:
             client=self.client,
         )
 
+    @property
+    def _alone_s(self) -> float:
+        """A prompt with no other sequence in the step."""
+        prompt_tokens = max(1, round(self.mean.prompt_tokens))
+        return self.table.seconds(0, 0, [(prompt_tokens, 0)], round(self.mean.image_tokens)) + self.table.host_s
+
+    def _budget(self, sequences: int) -> int:
+        """Tokens of prompts that a step takes besides the sequences that decode."""
+        return max(1, self.limits.batched_tokens - sequences)
+
+    def _steps_of_prompt(self, sequences: int) -> int:
+        """How many steps read one prompt: several where it is longer than the tokens of a step."""
+        return ceil(max(1, round(self.mean.prompt_tokens)) / self._budget(sequences))
+
     def _reading(self, sequences: int, most: int) -> tuple[float, ...]:
-        """Steps that read no prompt, one, two and so on beside the sequences that decode."""
+        """Steps that read no prompt, one, two and so on while these sequences decode."""
         mean, table = self.mean, self.table
         cached, prompt = round(sequences * mean.mean_context), max(1, round(mean.prompt_tokens))
-        image, budget = round(mean.image_tokens), max(1, self.limits.batched_tokens - sequences)
+        image, budget = round(mean.image_tokens), self._budget(sequences)
         plain = table.seconds(sequences, cached) + table.host_s
         if prompt > budget:
             chunks = [(min(budget, prompt - before), before) for before in range(0, prompt, budget)]
@@ -205,28 +245,78 @@ class SteadyReplica:
         )
 
     def at_rate(self, requests_per_s: float) -> SteadyState | None:
-        """With the fewest sequences that answer this rate; None: no number does."""
-        low, high = 0, self.most
-        if self.at(high).requests_per_s < requests_per_s:
+        """The steady state with random arrivals at this rate; None: the replica cannot answer as many."""
+        most = self.at(self.most)
+        if most.requests_per_s < requests_per_s:
             return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.at(middle).requests_per_s < requests_per_s else (low, middle)
-        found = self.at(high)
-        at_once = requests_per_s * self.mean.output_tokens * found.step_s  # by Little's law
-        queue = replace(found.queue, requests_per_s=requests_per_s, idle=exp(-at_once))
-        return replace(found, requests_per_s=requests_per_s, queue=queue)
+        at, steps, plain = np.array([(n, *self._open_step(n, requests_per_s)) for n in self._numbers(_SPARSE)]).T
+        numbers = np.arange(1, self.most + 1)
+        steps, plain = np.interp(numbers, at, steps), np.interp(numbers, at, plain)
+        prompts = (1 - plain / steps) / requests_per_s  # seconds that each adds
+        crowd = Crowd.of(requests_per_s, numbers / (self.mean.output_tokens * plain), prompts)
+        decoding = crowd.chances[1:] * numbers
+        step = float(decoding.sum()) / (requests_per_s * self.mean.output_tokens)  # by Little's law
+        state = self.at(max(1, round(crowd.mean)))
+        low, high = max(0, state.sequences - 2), min(self.most, state.sequences + 1) - 1
+        return replace(
+            state,
+            step_s=step,
+            requests_per_s=requests_per_s,
+            plain_s=float((decoding / steps * plain).sum() / (decoding / steps).sum()),  # by token
+            queue=replace(state.queue, requests_per_s=requests_per_s, idle=float(crowd.chances[0])),
+            crowd=crowd,
+            next_s=float(plain[high] - plain[low]) / max(1, high - low),
+        )
+
+    def _numbers(self, density: float = _DENSITY) -> Iterator[int]:
+        """Numbers of sequences from one to the most, dense enough for straight lines between them."""
+        sequences = 1
+        while sequences < self.most:
+            yield sequences
+            sequences = max(sequences + 1, round(sequences * density))
+        yield self.most
+
+    def _open_step(self, sequences: int, requests_per_s: float) -> tuple[float, float]:
+        """The mean step with this number of sequences, and one without prompts: as many come as the step has time."""
+        reading = self._reading(sequences, 1)
+        step, most, plain = reading[0], 0, reading[0]
+        for _ in range(_ROUNDS):
+            per_step = requests_per_s * step
+            if most_read(per_step) > most:
+                most = 2 * most_read(per_step)
+                reading = self._reading(sequences, most)
+            last, step = step, _mean_step(reading, per_step, self._steps_of_prompt(sequences))
+            if abs(step - last) < _CLOSE * last or step > _ENDLESS * plain:
+                break
+        return step, plain
 
 
-def most_requests(states: Sequence[SteadyState], promise: Promise | None = None) -> SteadyState | None:
-    """The state with the most requests a second that keeps a promise; None: not even one sequence does.
+def _mean_step(reading: Sequence[float], per_step: float, steps_of_prompt: int) -> float:
+    """Over the chances of no prompt, one, two in a step.
+
+    Beyond what one step reads, prompts wait for the next ones, which take as long as full ones. One that is read in
+    several steps makes each of them longer by its share.
+    """
+    if steps_of_prompt > 1:
+        longer = reading[1] / steps_of_prompt - reading[0]
+        return reading[0] + min(1.0, per_step * steps_of_prompt) * longer
+    most = len(reading) - 1
+    chances = poisson_chances(per_step, most)
+    full = max(0.0, 1 - sum(chances))  # of steps that read as many as one takes, and leave others waiting
+    step = sum(seconds * chance for seconds, chance in zip(reading, chances, strict=True)) + full * reading[-1]
+    read = sum(number * chance for number, chance in enumerate(chances)) + full * most
+    return step + max(0.0, per_step - read) * (reading[-1] - reading[0]) / most
+
+
+def most_requests(states: Sequence[SteadyState], slo: Slo | None = None) -> SteadyState | None:
+    """The state with the most requests a second that meets an SLO; None: not even one sequence does.
 
     More sequences are slower, so the last that keeps it is found by halves.
     """
-    if not states or not states[0].keeps(promise):
+    if not states or not states[0].keeps(slo):
         return None
     low, high = 0, len(states)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if states[middle].keeps(promise) else (low, middle)
+        low, high = (middle, high) if states[middle].keeps(slo) else (low, middle)
     return max(states[: low + 1], key=lambda state: state.requests_per_s)

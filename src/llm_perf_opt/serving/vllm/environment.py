@@ -73,7 +73,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def version_in(python: Path) -> str | None:
-    """Of the vLLM that this interpreter would import, told by its package, without the import; None if it has none."""
+    """The version of vLLM that this interpreter would import, read from its package; None if it has none."""
     try:
         if not python.is_file():
             return None
@@ -88,7 +88,7 @@ class CheckedVersion:
     """A release, and what was compared with its real engine on the same processor."""
 
     version: str
-    cases: int  # recorded runs of the real engine whose every step a replay repeats
+    cases: int  # recorded runs of the real engine that a replay repeats step by step
     steps: int
     not_checked: str = ""
 
@@ -100,7 +100,7 @@ class _Versions:
 
 @cache
 def checked_versions() -> tuple[CheckedVersion, ...]:
-    """Releases whose real engine a replay was compared with, the newest first."""
+    """Releases for which replays were compared with the real engine, the newest first."""
     document = parse_toml(read_bytes(_VERSIONS, _VERSIONS_FILE), _VERSIONS_FILE)
     return as_record(document, _Versions, _VERSIONS_FILE).checked
 

@@ -20,11 +20,11 @@ _KIND = FileKind(name="message of a vLLM process", fix="run the command again", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayJob:
-    """Requests for an engine with these settings. The time of its steps is told by a table, or step by step.
+    """Requests for an engine with these settings. The time of its steps comes from a table, or step by step.
 
     `slower` multiplies the times of the table: the factor of a band. `acceptance` is the chance that a drafted token
-    is right, where the settings ask for speculation. `replicas` engines stand behind vLLM's own routing; those that
-    share experts step together, and the table is that of all of them.
+    is right, where the settings ask for speculation. vLLM's own routing deals requests to `replicas` engines. Engines
+    that share experts step together, and the table then gives the step of all of them.
     """
 
     settings: EngineSettings
@@ -98,7 +98,7 @@ class Failure:
     is_usage: bool = False
 
     def as_error(self) -> PerfOptError:
-        """The same, to be raised."""
+        """The failure as an error to raise."""
         return (UsageError if self.is_usage else PerfOptError)(self.what, why=self.why, fix=self.fix)
 
 

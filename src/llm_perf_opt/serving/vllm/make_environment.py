@@ -2,7 +2,7 @@
 
 It is a virtual environment of its own, because vLLM pins what it needs, torch first, and those pins are not ours. The
 build for processors is enough on any machine: no model is computed there. A machine that has an official vLLM needs
-none of this: name its Python in the environment variable, or install this package beside it.
+none of this: name its Python in the environment variable, or install this package next to it.
 """
 
 from __future__ import annotations

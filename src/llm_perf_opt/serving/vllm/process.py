@@ -71,7 +71,7 @@ class VllmProcess:
         self._jobs += 1
         question, reply = (self._folder / f"{self._jobs}.{end}" for end in ("job", "answer"))
         write_message(question, job)
-        word = self._exchange(f"{kind}\t{question}\t{reply}\n")
+        word = self._round_trip(f"{kind}\t{question}\t{reply}\n")
         question.unlink()
         if word not in ("done", "failed"):
             raise self._died()
@@ -82,7 +82,7 @@ class VllmProcess:
         finally:
             reply.unlink()
 
-    def _exchange(self, line: str) -> str:
+    def _round_trip(self, line: str) -> str:
         """Hand in a line; the word that ends the job, or nothing if the process ended instead."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -156,6 +156,6 @@ def replay(settings: EngineSettings, traffic: Traffic, table: StepTable) -> Repl
 
 
 def environment_variables() -> dict[str, str]:
-    """Of a process in vLLM's Python. Our package is found by its folder: nothing of it is installed there."""
-    kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
-    return {**kept, **_SETTINGS, "PYTHONPATH": str(Path(llm_perf_opt.__file__).parents[1])}
+    """The variables of a process in vLLM's Python. It finds our package by its folder; it is not installed there."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    return {**inherited, **_SETTINGS, "PYTHONPATH": str(Path(llm_perf_opt.__file__).parents[1])}

@@ -1,1 +1,1 @@
-"""A trace as a function of its workload: one program, whose dimensions are exact expressions of batch and lengths."""
+"""A trace as a function of its workload: one program with dimensions that are exact forms of batch and lengths."""

@@ -100,10 +100,10 @@ class Fitter:
         return [*chunked, *touched]
 
     def _columns(self, monomials: Iterable[Monomial]) -> list[Column]:
-        return [(term, tuple(_product_at(term, point) for point in self.points)) for term in dict.fromkeys(monomials)]
+        return [(term, tuple(_matmul_at(term, point) for point in self.points)) for term in dict.fromkeys(monomials)]
 
 
-def _product_at(term: Monomial, point: Point) -> int:
+def _matmul_at(term: Monomial, point: Point) -> int:
     return Form({term: 1}).at(point)
 
 
@@ -152,7 +152,7 @@ class DenseFitter:
     """
 
     def __init__(self, monomials: Sequence[Monomial], points: Sequence[Point]) -> None:
-        matrix = [[_product_at(monomial, point) for monomial in monomials] for point in points]
+        matrix = [[_matmul_at(monomial, point) for monomial in monomials] for point in points]
         self._rows, columns = _pivots(matrix)
         self._monomials = [monomials[column] for column in columns]
         self._matrix = [[row[column] for column in columns] for row in matrix]

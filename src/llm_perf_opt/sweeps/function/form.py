@@ -87,7 +87,7 @@ def _offset(rows: int, chosen: int, experts: int, expert: int) -> int:
 
 
 BLOCK = "block"  # as a variable: the number of a loop's block, from 0
-OF_BLOCK, AFTER_BLOCK = -1, -2  # in place of an expert: the one whose block it is, and the one after it
+OF_BLOCK, AFTER_BLOCK = -1, -2  # in place of an expert: the expert of the block, and the next one
 
 Atom = str | Step
 Monomial = tuple[Atom, ...]  # sorted by their text; () is the constant
@@ -121,12 +121,12 @@ class Form:
         return Form.sum_of((*self.terms.items(), *Form.of(other).terms.items()))
 
     def __mul__(self, other: int | Form) -> Form:
-        products = (
+        matmuls = (
             (_sorted(left + right), a * b)
             for left, a in self.terms.items()
             for right, b in Form.of(other).terms.items()
         )
-        return Form.sum_of(products)
+        return Form.sum_of(matmuls)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -181,10 +181,10 @@ class Form:
     def _bound(self, block: int) -> Form:
         total = Form()
         for monomial, coefficient in self.terms.items():
-            product = Form.of(coefficient)
+            matmul = Form.of(coefficient)
             for atom in monomial:
-                product = product * (block if atom == BLOCK else Form.atom(_of_block(atom, block)))
-            total = total + product
+                matmul = matmul * (block if atom == BLOCK else Form.atom(_of_block(atom, block)))
+            total = total + matmul
         return total
 
     @cached_property
@@ -201,7 +201,7 @@ class Form:
 
 
 def _of_block(atom: Atom, block: int) -> Atom:
-    """Rows of the expert whose block it is, as rows of that expert."""
+    """Rows of the expert of the block, as rows of that expert."""
     if isinstance(atom, Step) and atom.kind in (StepKind.SHARE, StepKind.OFFSET) and atom.constants[2] < 0:
         chosen, experts, place = atom.constants
         return Step(atom.kind, atom.of, (chosen, experts, block + (place == AFTER_BLOCK)))
@@ -218,7 +218,7 @@ def _sorted(monomial: Monomial) -> Monomial:
 
 
 def monomial(*atoms: Atom) -> Monomial:
-    """The product of these, in the order that makes equal products equal."""
+    """The matmul of these, in the order that makes equal matmuls equal."""
     return _sorted(atoms)
 
 
@@ -230,7 +230,7 @@ _FITS = float(2**62)  # a margin of two against sums of floats that round
 
 
 class Evaluation:
-    """Some points, at which any number of forms can be asked; a product of variables is worked out once."""
+    """Some points, at which any number of forms can be asked; a matmul of variables is worked out once."""
 
     def __init__(self, points: Points) -> None:
         self._columns: dict[tuple[Atom, ...], Column] = {}
@@ -265,12 +265,12 @@ class Evaluation:
             for term, coefficient in form.terms.items():
                 factors[row, places[term]] = coefficient
         ones = np.ones(self.size, dtype=np.int64)
-        values = [self._product(monomial) if monomial else ones for monomial in monomials]
+        values = [self._matmul(monomial) if monomial else ones for monomial in monomials]
         table: Column = factors @ np.array(values, dtype=np.int64).reshape(len(monomials), self.size)
         return table
 
     def largest_of(self, forms: Sequence[Form]) -> Column:
-        """At each point the largest of several forms."""
+        """The largest of several forms at each point."""
         columns = [self.of(form) for form in forms]
         result = columns[0]
         for column in columns[1:]:
@@ -294,15 +294,15 @@ class Evaluation:
         total: Column = np.full(self.size, form.terms.get((), 0), dtype=np.int64)
         for monomial, coefficient in form.terms.items():
             if monomial:
-                total += self._product(monomial) * np.int64(coefficient)
+                total += self._matmul(monomial) * np.int64(coefficient)
         return total
 
-    def _product(self, monomial: tuple[Atom, ...]) -> Column:
+    def _matmul(self, monomial: tuple[Atom, ...]) -> Column:
         if monomial not in self._columns:
-            product = self._atom(monomial[0])
+            matmul = self._atom(monomial[0])
             for atom in monomial[1:]:
-                product = product * self._atom(atom)
-            self._columns[monomial] = product
+                matmul = matmul * self._atom(atom)
+            self._columns[monomial] = matmul
         return self._columns[monomial]
 
     def _atom(self, atom: Atom) -> Column:

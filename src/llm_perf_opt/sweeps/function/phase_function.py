@@ -7,19 +7,21 @@ it, or says that it is not known.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.store import stored_record
 from llm_perf_opt.sweeps.function.figures.costs import CHECKS, FigureForms, Region, figure_forms, generic_points
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
-    ExchangeCounts,
+    CollectiveCounts,
     KernelCounts,
-    exchange_forms,
+    collective_counts,
     kernel_forms,
 )
 from llm_perf_opt.sweeps.function.figures.needs import (
@@ -48,9 +50,9 @@ from llm_perf_opt.sweeps.function.search.cells import Cell, CellSearch, OpenRegi
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.timing.rates import RateSource
+from llm_perf_opt.timing.rates import RateSource, StagePieces
 from llm_perf_opt.timing.stage_work import stage_works
-from llm_perf_opt.timing.step.step_rates import EngineStep, StepRates, forward_at
+from llm_perf_opt.timing.step.step_rates import StepRates, forward_at
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,23 @@ FIGURES = ("flops", "vector_flops", "bytes_moved", "launches", PEAK)
 NEEDS = ("weight_bytes", "parameters", "cache_bytes", "needed_bytes", "necessary_flops", "necessary_bytes")
 ALL_FIGURES = (*FIGURES, *NEEDS)
 MOST_POINTS = 1_000  # that are answered one by one
+KIND = "forms"  # of entries in the store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launches:
+    """Kernels of a cell as the store has them. None: they are no fixed list."""
+
+    counts: KernelCounts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Collectives:
+    """Collectives of a cell as the store has them. None: they are no fixed list."""
+
+    counts: CollectiveCounts | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +87,7 @@ class FunctionCell:
     cell: Cell
     figures: FigureForms | None
     no_figures: Parting | None = None
+    _key: dict[str, object] = field(default_factory=dict, init=False)  # of its forms in the store; empty: not kept
 
     @property
     def region(self) -> Region:
@@ -82,7 +102,15 @@ class FunctionCell:
     @cached_property
     def needs(self) -> NeedForms:
         """Weights, cache, memory and necessary work as forms; worked out when first asked for."""
-        return need_forms(self.rebuilt)
+        return self._stored("needs", NeedForms, lambda: need_forms(self.rebuilt))
+
+    def keep_forms(self, about: str, ingredients: Mapping[str, object]) -> None:
+        """Keep what is fitted from here on in the store, under ingredients that no other cell has."""
+        self._key.update(about=about, of=ingredients)
+
+    def _stored(self, what: str, record: type[T], fit: Callable[[], T]) -> T:
+        ingredients = {"what": what, **self._key} if self._key else None
+        return stored_record(KIND, ingredients, f"{self._key.get('about')}, {what}", record, fit)
 
     @cached_property
     def _kernels(self) -> dict[tuple[Execution, bool], KernelCounts | None]:
@@ -92,21 +120,29 @@ class FunctionCell:
         """The kernels that are launched, with sizes that are forms; None where they are no such list."""
         key = (execution, least)
         if key not in self._kernels:
-            try:
-                self._kernels[key] = kernel_forms(self.rebuilt, execution, least=least)
-            except NoRule as refusal:
-                log.info("the kernels of %s are no forms: %s", self.region, refusal)
-                self._kernels[key] = None
+            what = f"kernels, {execution}{', at least' if least else ''}"
+            stored = self._stored(what, _Launches, lambda: self._fitted_kernels(execution, least=least))
+            self._kernels[key] = stored.counts
         return self._kernels[key]
 
-    @cached_property
-    def exchanges(self) -> ExchangeCounts | None:
-        """What ranks must exchange, with payloads that are forms; None where it is no such list."""
+    def _fitted_kernels(self, execution: Execution, *, least: bool) -> _Launches:
         try:
-            return exchange_forms(self.rebuilt)
+            return _Launches(counts=kernel_forms(self.rebuilt, execution, least=least))
         except NoRule as refusal:
-            log.info("the collectives of %s are no forms: %s", self.region, refusal)
-            return None
+            log.info("the kernels of %s are not forms: %s", self.region, refusal)
+            return _Launches(counts=None)
+
+    @cached_property
+    def collectives(self) -> CollectiveCounts | None:
+        """The collectives that ranks must run, with payloads that are forms; None where it is no such list."""
+        return self._stored("collectives", _Collectives, self._fitted_collectives).counts
+
+    def _fitted_collectives(self) -> _Collectives:
+        try:
+            return _Collectives(counts=collective_counts(self.rebuilt))
+        except NoRule as refusal:
+            log.info("the collectives of %s are not forms: %s", self.region, refusal)
+            return _Collectives(counts=None)
 
     def origin_of(self, name: str) -> AnsweredBy:
         """How a figure is answered here."""
@@ -153,19 +189,19 @@ class FunctionCell:
             if isinstance(rates, DataSheetRates | KernelTableRates)
             else None
         )
-        exchanges = {} if rates.cluster is None or kernels is None else self.exchanges
-        necessary = None if kernels is None or exchanges is None else self.needs.necessary
+        collectives = {} if rates.cluster is None or kernels is None else self.collectives
+        necessary = None if kernels is None or collectives is None else self.needs.necessary
         policy = self.needs.policy
         if isinstance(rates, DataSheetRates) and kernels is not None and necessary is not None:
-            return times_by_form(kernels, necessary, policy, Evaluation(points), rates, exchanges)
+            return times_by_form(kernels, necessary, policy, Evaluation(points), rates, collectives)
         places, distinct = _distinct_points(points)
         if isinstance(rates, KernelTableRates) and kernels is not None and necessary is not None:
             at = Evaluation({name: np.array([point[name] for point in distinct]) for name in points})
             steps = self._steps(distinct, rates)
-            return times_by_tables(kernels, necessary, policy, distinct, at, rates, exchanges, steps).taken(places)
+            return times_by_tables(kernels, necessary, policy, distinct, at, rates, collectives, steps).taken(places)
         return times_by_point([predict(self.rebuilt.graph(point), rates) for point in distinct]).taken(places)
 
-    def _steps(self, points: Sequence[Point], rates: KernelTableRates) -> dict[str, list[EngineStep]]:
+    def _steps(self, points: Sequence[Point], rates: KernelTableRates) -> dict[str, list[StagePieces]]:
         """The decoder's stage at every point, where an engine's rates know it as a whole."""
         if not isinstance(rates, StepRates) or not points:
             return {}
@@ -187,7 +223,7 @@ def _distinct_points(points: Points) -> tuple[Column, list[Point]]:
     if distinct.shape[1] > MOST_POINTS:
         raise PerfOptError(
             f"{distinct.shape[1]:,} points would each be analysed by itself.",
-            why=f"here a figure or a time is no form of {' and '.join(names)}, and {MOST_POINTS:,} points are the most",
+            why=f"a figure or a time is not a form of {' and '.join(names)}, and {MOST_POINTS:,} points are the most",
             fix="ask at fewer points",
         )
     return places.reshape(-1), [dict(zip(names, map(int, column), strict=True)) for column in distinct.T]
@@ -226,7 +262,7 @@ class PhaseFunction:
         return cell_of_points
 
     def figures(self, points: Points, names: Sequence[str] = FIGURES) -> dict[str, Column]:
-        """Figures at many points, each exact; None where a figure is unknown. Every point must lie in a cell."""
+        """Figures at many points, each exact; None where a figure is unknown. Every point must be in a cell."""
         parts = [(rows, cell.figures_at(inside, names)) for cell, rows, inside in self._by_cell(points)]
         if len(parts) == 1:
             return parts[0][1]
@@ -234,7 +270,7 @@ class PhaseFunction:
         return {name: _merged([(rows, part[name]) for rows, part in parts], size) for name in names}
 
     def times(self, points: Points, rates: RateSource) -> TimeColumns:
-        """Times at many points by a source of rates, `predict` for all of them. Every point must lie in a cell."""
+        """Times at many points by a source of rates, `predict` for all of them. Every point must be in a cell."""
         parts = [(rows, cell.times_at(inside, rates)) for cell, rows, inside in self._by_cell(points)]
         return joined(parts, len(next(iter(points.values()))))
 
@@ -248,7 +284,7 @@ class PhaseFunction:
         numbers = self.cell_of_points(points)
         outside = int((numbers < 0).sum())
         if outside:
-            raise LookupError(f"{outside} points lie outside the cells of the {self.phase}")
+            raise LookupError(f"{outside} points are outside the cells of the {self.phase}")
         present = np.unique(numbers)
         for number in present:
             rows = numbers == number
@@ -268,7 +304,7 @@ def _text(forms: FigureForms | None, name: str) -> str:
 
 
 def _narrowed(column: Column) -> Column:
-    """As int64 where every value is known and fits."""
+    """The column as int64 where every value is known and fits."""
     try:
         return column.astype(np.int64)
     except (OverflowError, TypeError):
@@ -302,7 +338,7 @@ def find_function(phase: str, search: CellSearch | BoxSearch) -> PhaseFunction:
 
 
 def _checked_figures(cell: Cell) -> FigureForms:
-    """The figures as forms, compared with those of rebuilt graphs at the corners and at some other points.
+    """The figures as forms, compared with rebuilt graphs at the corners and at some other points.
 
     A peak that is not what its forms give has none: it is found point by point.
     """

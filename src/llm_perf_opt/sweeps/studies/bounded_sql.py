@@ -29,7 +29,7 @@ MEMORY_BYTES = 2**30  # above what the process holds before it is asked
 ANSWER_BYTES = 2**28
 _ROWS = 4096
 _ANSWER, _REFUSAL = "answer.arrow", "refusal.json"
-_SHARE = 2  # DuckDB may plan with one in so many of the bytes: the rest is for what it does not count
+_SHARE = 2  # DuckDB may plan with one in this many of the bytes: the rest is for what it does not count
 
 
 def bounded_answer(
@@ -83,7 +83,7 @@ def _too_much(why: str, fix: str) -> PerfOptError:
 
 
 def main(scratch: Path, request: Mapping[str, Any]) -> None:
-    """In the process of its own: write the answer, or why there is none."""
+    """Write the answer, or why there is none. This runs in a process of its own."""
     memory_bytes = int(request["memory_bytes"])
     try:
         with opened_files(request["files"], scratch, memory_bytes // _SHARE) as opened:

@@ -20,8 +20,8 @@ from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.sweeps.studies.study_columns import DECODE, FIGURES, HELD, PREFILL, TIMES
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.predict import StageTime, stage_time
-from llm_perf_opt.timing.rank_bound import least_exchanges
-from llm_perf_opt.timing.rates import Pieces, RateSource
+from llm_perf_opt.timing.rank_bound import least_collectives
+from llm_perf_opt.timing.rates import RateSource, StagePieces
 from llm_perf_opt.timing.stage_work import StageWork, stage_works
 
 Value = Any  # None, a number, or a column
@@ -39,7 +39,7 @@ def time_figures(times: TimeColumns) -> Figures:
 
 
 def together(phases: Sequence[Figures]) -> Figures:
-    """Phases that run one after the other: work and time add up, memory is that of the fullest; unknown stays so."""
+    """Phases that run one after the other: work and time add up, memory is the largest; unknown stays unknown."""
     if len(phases) == 1:
         return phases[0]
     figures: Figures = {}
@@ -70,7 +70,7 @@ def _most(values: Sequence[Value]) -> Value:
 
 
 def named(prefix: str, figures: Figures) -> Figures:
-    """With the names of a row."""
+    """The figures with the names of a row."""
     return {f"{prefix}_{name}": value for name, value in figures.items()}
 
 
@@ -86,8 +86,8 @@ class Priced:
 def whole_run(point: Figures, batch: Value, served_batch: Value, priced: Priced) -> Figures:
     """What follows from the times of a prefill, of the first decode step and of the last one.
 
-    A step reads a longer cache than the one before, so all of them take at least the first's low edge each, and at most
-    the last's high edge.
+    A step reads a longer cache than the one before, so each takes at least the first step's low estimate and at most
+    the last step's high estimate.
     """
     steps = priced.generated_tokens if point.get(f"{DECODE}_low_s") is not None else 0
     first = {name: point.get(f"{DECODE}_{name}") if steps else 0.0 for name in ("lower_bound_s", "low_s")}
@@ -102,8 +102,8 @@ def whole_run(point: Figures, batch: Value, served_batch: Value, priced: Priced)
     holds = fits_as_traced if fits_served is None else fits_served
     price = None if holds is False else priced.price_per_hour
     # Where the length of answers is known, a token costs its share of a request, the prefill included.
-    whole = {edge: None if rate is None else rate * steps for edge, rate in requests.items()}
-    generated = whole if steps else tokens
+    of_answers = {edge: None if rate is None else rate * steps for edge, rate in requests.items()}
+    generated = of_answers if steps else tokens
     spent = {**costs("requests", requests, price), **costs("tokens", generated, price)}
     return {
         "run_lower_bound_s": _added(point.get(f"{PREFILL}_lower_bound_s"), first["lower_bound_s"], steps),
@@ -121,7 +121,7 @@ def whole_run(point: Figures, batch: Value, served_batch: Value, priced: Priced)
 
 
 def _where(holds: Value, cost: Value) -> Value:
-    """A column of costs without those of points that do not fit."""
+    """A column of costs, masked at points that do not fit."""
     return np.ma.masked_where(~holds, cost) if isinstance(holds, np.ndarray) and cost is not None else cost
 
 
@@ -134,13 +134,13 @@ def _rates(batch: Value, low_s: Value, high_s: Value) -> dict[str, Value]:
 
 
 def costs(what: str, rates: Mapping[str, Value], price: float | None) -> Figures:
-    """Of a million requests or tokens, by the edges of their rates: the slow edge is the dear one."""
-    found = {}
-    for edge, other in (("low", "high"), ("high", "low")):
+    """The cost of a million requests or tokens; the low rate gives the high cost."""
+    cost_figures = {}
+    for end, other in (("low", "high"), ("high", "low")):
         rate = rates[other]
         cost = None if rate is None or price is None else price / _HOUR_S / rate * _MILLION
-        found[f"cost_per_million_{what}_{edge}"] = cost
-    return found
+        cost_figures[f"cost_per_million_{what}_{end}"] = cost
+    return cost_figures
 
 
 def _fits(point: Figures, memory_bytes: int) -> Value:
@@ -168,7 +168,7 @@ def function_blocks(
     generated_tokens: int,
     rates: RateSource,
 ) -> Iterator[PointBlock]:
-    """A function at every pair of a batch and a context, so many at a time; what no cell proves comes apart."""
+    """A function at every pair of a batch and a context, this many at a time; what no cell proves comes apart."""
     every_batch, every_context = np.asarray(batches, np.int64), np.asarray(contexts, np.int64)
     total = len(every_batch) * len(every_context)
     for start in range(0, total, CHUNK):
@@ -181,10 +181,10 @@ def function_blocks(
             if phase.phase == DECODE and steps:
                 divides &= phase.cell_of_points({"batch": batch // replicas, "context": context + steps}) >= 0
         if divides.any():
-            kept = (batch, context) if divides.all() else (batch[divides], context[divides])
-            points = {"batch": kept[0] // replicas, "context": kept[1]}
+            proven = (batch, context) if divides.all() else (batch[divides], context[divides])
+            points = {"batch": proven[0] // replicas, "context": proven[1]}
             yield PointBlock(
-                batch=kept[0], context=kept[1], is_proven=True, figures=_evaluated(phases, points, rates, steps)
+                batch=proven[0], context=proven[1], is_proven=True, figures=_evaluated(phases, points, rates, steps)
             )
         if not divides.all():
             yield PointBlock(batch=batch[~divides], context=context[~divides], is_proven=False, figures={})
@@ -209,7 +209,7 @@ def _evaluated(phases: Sequence[PhaseFunction], points: dict[str, Column], rates
 # The time of one traced phase on many devices: what does not depend on the device is worked out once.
 #
 # `predict` follows every weight through the graph before it times a kernel; for a study the first part is the same for
-# all devices of a format, and takes most of the time. The figures are those of `predict`, to the last digit.
+# all devices of a format, and takes most of the time. The figures are equal to `predict`, to the last digit.
 
 
 @dataclass(frozen=True)
@@ -223,15 +223,15 @@ class TimedPhase:
         return stage_works(self.graph)
 
     @cached_property
-    def _exchanges(self) -> Mapping[str, Mapping[Collective, int]]:
-        return least_exchanges(self.graph)
+    def _collectives(self) -> Mapping[str, Mapping[Collective, int]]:
+        return least_collectives(self.graph)
 
     @cached_property
-    def _known(self) -> dict[Execution, Mapping[str, Pieces]]:
+    def _known(self) -> dict[Execution, Mapping[str, StagePieces]]:
         return {}
 
-    def _pieces(self, rates: RateSource) -> Mapping[str, Pieces]:
-        """Of a data sheet the kernels depend on who launches them alone; other sources are asked each time."""
+    def _pieces(self, rates: RateSource) -> Mapping[str, StagePieces]:
+        """The kernels. For a data sheet they depend on who launches them alone; other sources are asked each time."""
         if not isinstance(rates, DataSheetRates):
             return rates.pieces(self.graph, self._works)
         if rates.execution not in self._known:
@@ -240,10 +240,10 @@ class TimedPhase:
 
     def predict(self, rates: RateSource) -> tuple[StageTime, ...]:
         """Every stage in which something runs that takes time, in order."""
-        pieces, expected = self._pieces(rates), rates.expected_s(self.graph, self._works)
-        least = {} if rates.cluster is None else self._exchanges
+        pieces_of = self._pieces(rates)
+        least = {} if rates.cluster is None else self._collectives
         return tuple(
-            stage_time(work, pieces[work.name], rates, least.get(work.name), expected.get(work.name))
+            stage_time(work, stage.pieces, rates, least.get(work.name), stage.expected_s)
             for work in self._works
-            if pieces[work.name]
+            if (stage := pieces_of[work.name]).pieces
         )

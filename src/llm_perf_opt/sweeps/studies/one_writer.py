@@ -1,8 +1,8 @@
 """One writer per study: a lock of the system in a folder, a lease that is renewed where there is only object storage.
 
 A lease is an object with a number. Whoever creates the next number holds the study: creating fails where it is there
-already. The holder changes its object every few seconds. One that has not changed for as long as `DEAD_S` is that of a
-dead process; clocks of two machines are never compared.
+already. The holder changes its object every few seconds. An object that has not changed for `DEAD_S` belongs to a dead
+process; clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ def _wait_for_death(store: StudyStore, folder: str, number: int) -> None:
     """Return when the holder is gone; refuse as soon as it shows that it lives."""
     first = _content(store, folder, number)
     end = time.monotonic() + DEAD_S
-    told = False
+    is_logged = False
     while not first.endswith(f'"{_RELEASED}"}}'.encode()):
         if time.monotonic() > end:
             log.warning("The run that held %s has been silent for %g s: it is taken over.", folder, DEAD_S)
             return
-        if not told:
+        if not is_logged:
             log.warning("Another run holds %s: waiting up to %g s to see whether it still lives.", folder, DEAD_S)
-            told = True
+            is_logged = True
         time.sleep(0.5)
         now = _content(store, folder, number)
         if now != first and not now.endswith(f'"{_RELEASED}"}}'.encode()):
@@ -145,7 +145,7 @@ def _wait_for_death(store: StudyStore, folder: str, number: int) -> None:
 
 
 def _content(store: StudyStore, folder: str, number: int) -> bytes:
-    """Of a lease; nothing where it is gone."""
+    """The content of a lease; nothing where it is gone."""
     store.filesystem.invalidate_cache()
     with suppress(FileNotFoundError):
         return bytes(store.filesystem.cat_file(_lease_path(folder, number)))
@@ -181,7 +181,7 @@ def _cores() -> int:
 
 
 def _free_memory_bytes() -> int:
-    """Of this machine now; where the system does not say, its whole memory is not counted on."""
+    """Free memory of this machine, or 8 GiB where the system does not say."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -214,7 +214,7 @@ def run_local(
 
 
 def _end_with_parent() -> None:
-    """A worker whose study was killed would wait for tasks for ever."""
+    """Without this, a worker would wait for tasks for ever after its study was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker has one"
 

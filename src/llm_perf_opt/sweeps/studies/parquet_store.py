@@ -56,7 +56,7 @@ def _fsspec() -> Any:
     try:
         import fsspec
     except ModuleNotFoundError as error:
-        raise PerfOptError("fsspec is not installed.", why="results may lie on any storage", fix=INSTALL) from error
+        raise PerfOptError("fsspec is not installed.", why="results may be on any storage", fix=INSTALL) from error
     return fsspec
 
 
@@ -114,7 +114,7 @@ class _Hashed(io.RawIOBase):
         self._stream, self.sha256 = stream, hashlib.sha256()
 
     def writable(self) -> bool:
-        """For whoever asks."""
+        """Whether it can be written to."""
         return True
 
     def write(self, piece: Any) -> int:
@@ -150,7 +150,7 @@ class StudyStore:
             ) from error
         except ValueError as error:
             raise UsageError(
-                f"{self.root} is no place for results.",
+                f"{self.root} is not a place for results.",
                 why=" ".join(str(error).split())[:200],
                 fix="name a folder, or an address that fsspec knows, such as s3://bucket/results",
             ) from error
@@ -158,12 +158,12 @@ class StudyStore:
 
     @property
     def filesystem(self) -> Any:
-        """Of that place."""
+        """The file system of that place."""
         return self._found()[0]
 
     @property
     def path(self) -> str:
-        """As the file system names it."""
+        """The path as the file system names it."""
         return self._found()[1]
 
     @property
@@ -187,12 +187,12 @@ class StudyStore:
             ) from error
 
     def folder(self, study: str, model: str | None = None) -> str:
-        """Of a study, or of a model in it."""
+        """The folder of a study, or of a model in it."""
         base = f"{self.path}/study={study}"
         return base if model is None else f"{base}/model={model}"
 
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder, by name; no sign of the folder's own name is a pattern."""
+        """What is in a folder, by name; no character of the folder's own name is a pattern."""
         files = self.filesystem
         files.invalidate_cache()
         with self.reached():
@@ -202,22 +202,22 @@ class StudyStore:
                 return []
             except ValueError as error:  # an address without a bucket, a name that no file can have
                 raise UsageError(
-                    f"{self.root} is no place for results.", why=str(error)[:200], fix="check the address"
+                    f"{self.root} is not a place for results.", why=str(error)[:200], fix="check the address"
                 ) from error
         return sorted(str(name).rstrip("/").rpartition("/")[2] for name in names)
 
     def studies(self) -> tuple[str, ...]:
-        """The names of those that lie here."""
+        """The names of the studies that are here."""
         return tuple(name.removeprefix("study=") for name in self.names(self.path) if name.startswith("study="))
 
     def parts(self, study: str) -> dict[str, list[str]]:
         """Stem -> paths of what is named like a finished part of it; those without failures first."""
-        found: dict[str, list[str]] = {}
+        by_stem: dict[str, list[str]] = {}
         for path in self.part_paths(study):
             stem = part_stem(path)
             if stem is not None:
-                found.setdefault(stem, []).append(path)
-        return {stem: sorted(paths, key=lambda path: (len(path), path)) for stem, paths in found.items()}
+                by_stem.setdefault(stem, []).append(path)
+        return {stem: sorted(paths, key=lambda path: (len(path), path)) for stem, paths in by_stem.items()}
 
     def part_paths(self, study: str) -> list[str]:
         """Every Parquet file in the folders of a study, whatever it is called."""
@@ -277,10 +277,10 @@ class StudyStore:
         """The part at a path, if its bytes are those that were written; `copy` is where they go on the way."""
         pyarrow, digest = _pyarrow(), hashlib.sha256()
         try:
-            with self.filesystem.open(path, "rb") as stream, (copy or Path(os.devnull)).open("wb") as beside:
+            with self.filesystem.open(path, "rb") as stream, (copy or Path(os.devnull)).open("wb") as copied:
                 while piece := stream.read(_PIECE_BYTES):
                     digest.update(piece)
-                    beside.write(piece)
+                    copied.write(piece)
             if not digest.hexdigest().startswith(part_digest(path) or "-"):
                 raise _damaged(path, "its content does not have the digest in its name")
             with self.filesystem.open(path, "rb") if copy is None else copy.open("rb") as stream:
@@ -302,7 +302,7 @@ class StudyStore:
         return part.rows == rows and part.columns == own
 
     def read(self, paths: Sequence[str]) -> list[dict[str, Any]]:
-        """The rows of some files, one by one: those of an earlier run that may be kept."""
+        """The rows of some files, one by one: rows of an earlier run that may be kept."""
         pyarrow = _pyarrow()
         rows: list[dict[str, Any]] = []
         for path in paths:
@@ -317,7 +317,7 @@ class StudyStore:
             staged.name = MANIFEST
 
     def manifest(self, study: str) -> StudyManifest | None:
-        """As it was written last; None: there is none."""
+        """The manifest as it was written last; None: there is none."""
         place = f"{self.folder(study)}/{MANIFEST}"
         with self.reached():
             self.filesystem.invalidate_cache()
@@ -361,7 +361,7 @@ class StudyStore:
 
 
 def _damaged(path: str, why: str) -> PerfOptError:
-    return PerfOptError(f"{path} is no finished part of its study.", why=why, fix=RUN_AGAIN)
+    return PerfOptError(f"{path} is not a finished part of its study.", why=why, fix=RUN_AGAIN)
 
 
 def _require_columns(path: str, schema: Any) -> None:
@@ -396,7 +396,7 @@ def _writer(pyarrow: Any, stream: Any, identity: str) -> Any:
 
 MANIFEST = "_study.json"
 MANIFEST_VERSION = 2
-FAILURES = "-failures"  # in the name of a file some of whose points failed
+FAILURES = "-failures"  # in the name of a file with points that failed
 SUFFIX = ".parquet"
 RUN_AGAIN = "run the same study again: parts that are whole are kept, the others are computed again"
 MANIFEST_FILE = FileKind(
@@ -441,7 +441,7 @@ class StudyManifest:
     parts: dict[str, StudyPart]
 
     def text(self) -> bytes:
-        """As it is kept."""
+        """The manifest as it is kept."""
         return b"".join(sealed_lines(asdict(self)))
 
 
@@ -473,5 +473,5 @@ def part_digest(path: str) -> str:
 
 
 def columns_digest(schema: Iterable[Any]) -> str:
-    """Of the names and types of an Arrow schema, in their order."""
+    """The digest of the names and types of an Arrow schema, in their order."""
     return hashlib.sha256("\n".join(f"{field.name}:{field.type}" for field in schema).encode()).hexdigest()[:16]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import BANDS, SIZES, TEXTS
@@ -50,11 +49,11 @@ class AskedQuestion:
 
     question: Question
     sql: str
-    parameters: dict[str, Any]
+    parameters: dict[str, float | str]
 
 
 def _best(order: str, shown: str, where: str) -> str:
-    """Of each model and context the first by an order."""
+    """The first point of each model and context by an order."""
     return (
         f"select {_CHOICE}, {shown} from points where {where} and {{where}} "
         f"qualify row_number() over (partition by study, model, workload, context order by {order}, {_TIES}) = 1 "
@@ -65,7 +64,7 @@ def _best(order: str, shown: str, where: str) -> str:
 _STEP = "decode_low_s as tpot_low_s, decode_high_s as tpot_high_s"
 _TOKEN_COST = "cost_per_million_tokens_low, cost_per_million_tokens_high, currency"
 _PAGE_COST = "cost_per_million_requests_low, cost_per_million_requests_high, currency"
-_EDGES = "The high edge of the band counts: no point is chosen that may be slower."
+_HIGH = "The high estimate counts: no point is chosen that may be slower."
 _SERVED = "Points that a serving engine could not hold are left out."
 
 QUESTIONS = (
@@ -76,7 +75,7 @@ QUESTIONS = (
             f"{_STEP}, tokens_per_s_low, {_TOKEN_COST}",
             f"{SERVED} and decode_high_s <= $tpot_ms / 1000 and cost_per_million_tokens is not null",
         ),
-        assumes=f"{_EDGES} {_SERVED} Prices are those of the study file.",
+        assumes=f"{_HIGH} {_SERVED} Prices are from the study file.",
     ),
     Question(
         phrase="cheapest plan under {ttft_s} s TTFT",
@@ -85,7 +84,7 @@ QUESTIONS = (
             f"prefill_low_s as ttft_low_s, prefill_high_s as ttft_high_s, {_PAGE_COST}",
             f"{SERVED} and prefill_high_s <= $ttft_s and cost_per_million_requests is not null",
         ),
-        assumes=f"{_EDGES} {_SERVED} Prices are those of the study file. One request is alone in its batch's prefill.",
+        assumes=f"{_HIGH} {_SERVED} Prices are from the study file. One request is alone in its batch's prefill.",
     ),
     Question(
         phrase="highest throughput under {tpot_ms} ms TPOT",
@@ -94,12 +93,12 @@ QUESTIONS = (
             f"{_STEP}, tokens_per_s_low, tokens_per_s_high",
             f"{SERVED} and decode_high_s <= $tpot_ms / 1000",
         ),
-        assumes=f"{_EDGES} {_SERVED}",
+        assumes=f"{_HIGH} {_SERVED}",
     ),
     Question(
         phrase="fastest plan under {cost} per million tokens",
         sql=_best("tpot_s", f"{_STEP}, {_TOKEN_COST}", f"{SERVED} and cost_per_million_tokens_high <= $cost"),
-        assumes=f"{_SERVED} Prices are those of the study file.",
+        assumes=f"{_SERVED} Prices are from the study file.",
     ),
     Question(
         phrase="cheapest fleet under {ttft_s} s TTFT and {tpot_ms} ms TPOT",
@@ -108,7 +107,7 @@ QUESTIONS = (
         "and ttft_p99_high_s <= $ttft_s and tpot_p99_high_s <= $tpot_ms / 1000 and not is_growing and {where} "
         "qualify row_number() over (partition by study, model, workload, traffic "
         f"order by price_per_hour nulls last, device_count, {_TIES}) = 1 order by model, traffic, {_TIES}",
-        assumes="Of 99 in 100 requests of a replayed traffic, at the high edge of the step times. Without prices the "
+        assumes="Of 99 in 100 requests of a replayed traffic, at the high estimate of step times. Without prices the "
         "fewest devices.",
     ),
     Question(
@@ -119,7 +118,7 @@ QUESTIONS = (
         "and cost_per_million_requests is not null qualify row_number() over "
         f"(partition by study, model, workload, device order by cost_per_million_requests, {_TIES}) = 1 "
         f"order by cost_per_million_requests, {_TIES}",
-        assumes=f"The cheapest plan, format and batch of each model and device. {_SERVED} Prices are those of the "
+        assumes=f"The cheapest plan, format and batch of each model and device. {_SERVED} Prices are from the "
         "study file; a page is one request with its answer.",
     ),
     Question(
@@ -142,12 +141,12 @@ QUESTIONS = (
         assumes=f"Rated power of the catalogue, not what a run draws; devices without one are left out. {_SERVED}",
     ),
     Question(
-        phrase="what limits decode",
+        phrase="bottleneck of decode",
         sql="select model, device, decode_bound_by as limited_by, count(*) as points, "
         "min(global_batch) as smallest_global_batch, max(global_batch) as largest_global_batch "
         "from points where status = 'ok' and decode_bound_by is not null and {where} "
         "group by all order by all",
-        assumes="What takes most of the high edge of one decode step.",
+        assumes="The bottleneck takes most of the high estimate of one decode step.",
     ),
     Question(
         phrase="failures",
@@ -181,8 +180,8 @@ def find_question(text: str) -> AskedQuestion:
             )
     known = "; ".join(question.phrase for question in QUESTIONS)
     raise UsageError(
-        f"{text[:80]!r} is no named question.",
-        why=f"there are: {known}; each may end in `for MODEL`, `on DEVICE` or `with FORMAT`",
+        f"{text[:80]!r} is not a named question.",
+        why=f"the questions are: {known}; each may end in `for MODEL`, `on DEVICE` or `with FORMAT`",
         fix='write a number for each {word}, or ask in SQL: --sql "select ... from points"',
     )
 
@@ -203,7 +202,7 @@ _FRONTIERS = (  # what is shown against what: (short is good, the order in which
     ("tpot_s", "-cost_per_million_tokens"),
     ("run_s", "-cost_per_million_requests"),
 )
-TABLES = ("cost per million pages", "smallest device", "pages per second and watt", "what limits decode", "failures")
+TABLES = ("cost per million pages", "smallest device", "pages per second and watt", "bottleneck of decode", "failures")
 COUNTS = (
     f"select count(*), count(*) filter (status = 'failed'), count(*) filter (status = 'ok' and not {HOLDS}), "
     "max(currency), coalesce(max(image_tokens), 0) > 0 from points"
@@ -242,5 +241,5 @@ def left_out_text(total: int, failed: int, unheld: int, drawn: int) -> str:
         parts.append(f"{unheld:,} do not fit")
     thinned = total - failed - unheld - drawn
     if thinned > 0:
-        parts.append(f"{thinned:,} lie behind a frontier and are not in the sample that is drawn")
+        parts.append(f"{thinned:,} are behind a frontier and not in the sample that is drawn")
     return f"Not drawn: {'; '.join(parts)}." if parts else ""

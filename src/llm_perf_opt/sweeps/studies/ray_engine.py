@@ -9,7 +9,7 @@ from llm_perf_opt.core.errors import PerfOptError
 
 T = TypeVar("T")
 R = TypeVar("R")
-RETRIES = 5  # of a task whose worker or node died; one that raises is not tried again
+RETRIES = 5  # of a task when its worker or node died; a task that raises is not tried again
 _STORE_BYTES = 128 * 2**20  # rows go to the store of the study, not through Ray's
 
 

@@ -59,7 +59,7 @@ class _ReplayedPoints:
         self._served: dict[tuple[PageSize, ...], ServedModel] = {}
 
     def at(self, deployment: PointDeployment) -> Figures | PerfOptError:
-        """One replay, with the edges of its band."""
+        """One replay with its low and high estimates."""
         try:
             return self._figures(deployment)
         except PerfOptError as refusal:
@@ -76,7 +76,7 @@ class _ReplayedPoints:
         replica = served.replica(cluster.device, plan, mean, None, cluster=cluster)
         if replica is None:
             raise PerfOptError(
-                f"{deployment.plan.describe()} has no room for a request on {deployment.device}.",
+                f"{deployment.plan.describe()} on {deployment.device} has no memory left for a request.",
                 why="the weights leave less of the memory than the cache of one request of mean length",
                 fix="choose more ranks, a smaller format or a larger device",
             )
@@ -95,16 +95,16 @@ def replica_plan(plan: ParallelPlan) -> ParallelPlan:
     if plan.fsdp > 1 or plan.ep not in (1, plan.tp):
         raise PerfOptError(
             f"vLLM does not serve {plan.describe()}.",
-            why="it gathers no weights for a step, and spreads experts over all ranks of tp or divides each of them",
+            why="it has no fsdp, and with tp each rank holds whole experts or a part of every expert",
             fix="write tp, pp and dp, and ep as large as tp",
         )
     return replace(plan, dp=1)
 
 
 def replayed_figures(banded: Banded, price_per_hour: float | None) -> Figures:
-    """The columns of a replay: times with their edges, rates from the slow edge to the fast one, and costs."""
+    """The columns of a replay: times and rates with their low and high estimates, and costs."""
     expected = banded.expected
-    found: Figures = {
+    figures: Figures = {
         "requests": expected.requests,
         "preemptions": expected.preemptions,
         "mean_waiting": expected.mean_waiting,
@@ -113,15 +113,15 @@ def replayed_figures(banded: Banded, price_per_hour: float | None) -> Figures:
         "is_growing": expected.is_growing,
     }
     for edge, outcome in (("", expected), ("_low", banded.low), ("_high", banded.high)):
-        found |= _times(edge, outcome)
+        figures |= _times(edge, outcome)
     rates = {
         "requests": {"low": banded.high.requests_per_s, "high": banded.low.requests_per_s},
         "tokens": {"low": banded.high.output_tokens_per_s, "high": banded.low.output_tokens_per_s},
     }
     for what, edges in rates.items():
-        found |= {f"{what}_per_s_{edge}": value for edge, value in edges.items()}
-        found |= costs(what, edges, price_per_hour)
-    return found
+        figures |= {f"{what}_per_s_{edge}": value for edge, value in edges.items()}
+        figures |= costs(what, edges, price_per_hour)
+    return figures
 
 
 def _times(edge: str, outcome: ReplayOutcome) -> Figures:

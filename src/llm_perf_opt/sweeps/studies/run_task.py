@@ -34,7 +34,7 @@ from llm_perf_opt.timing.rate_sources import find_machine, source_of
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 MOST_TRACED = 16  # points outside all cells of a function, each traced by itself
-_OUTSIDE = "it lies outside the cells that are proven for the function"
+_OUTSIDE = "it is outside the cells that are proven for the function"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +56,23 @@ def run_task(
     started = time.perf_counter()
     store = StudyStore(root)
     is_by_row = task.way in (TRACE, REPLAY)
-    kept = _kept_rows(task, store, earlier, retry_failed=retry_failed) if is_by_row else []
+    earlier_rows = _kept_rows(task, store, earlier, retry_failed=retry_failed) if is_by_row else []
     with contextlib.redirect_stdout(sys.stderr):  # some models print from their forward
-        tables = _tables_of_rows(task, kept) if is_by_row else _function_tables(task)
+        tables = _tables_of_rows(task, earlier_rows) if is_by_row else _function_tables(task)
         part, failed = store.write(task.study, task.model.name, task.file_stem, tables, run)
     return TaskOutcome(
         stem=task.file_stem,
         part=part,
         points=task.points,
         failed=failed,
-        kept=len(kept),
+        kept=len(earlier_rows),
         seconds=time.perf_counter() - started,
     )
 
 
 def write_failure(task: StudyTask, root: str, reason: str, run: str) -> TaskOutcome:
-    """The rows of a task whose process died or raised what nobody expected."""
-    tables = [_failed_table(task, one, list(task.pairs()), reason) for one in task.deployments]
+    """The rows of a task when its process died or raised what nobody expected."""
+    tables = [_failed_table(task, deployment, list(task.pairs()), reason) for deployment in task.deployments]
     part, failed = StudyStore(root).write(task.study, task.model.name, task.file_stem, tables, run)
     return TaskOutcome(stem=task.file_stem, part=part, points=task.points, failed=failed, kept=0, seconds=0.0)
 
@@ -80,17 +80,17 @@ def write_failure(task: StudyTask, root: str, reason: str, run: str) -> TaskOutc
 def _kept_rows(
     task: StudyTask, store: StudyStore, earlier: Sequence[str], *, retry_failed: bool
 ) -> list[dict[str, Any]]:
-    hashes = {one.inputs_hash for one in task.deployments}
+    hashes = {deployment.inputs_hash for deployment in task.deployments}
     wanted = {(digest, *pair) for digest in hashes for pair in task.pairs()}
-    found = {tuple(row[name] for name in KEY): row for row in store.read(earlier)}
-    return [row for key, row in found.items() if key in wanted and not (retry_failed and row["status"] == FAILED)]
+    row_of_key = {tuple(row[name] for name in KEY): row for row in store.read(earlier)}
+    return [row for key, row in row_of_key.items() if key in wanted and not (retry_failed and row["status"] == FAILED)]
 
 
-def _tables_of_rows(task: StudyTask, kept: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+def _tables_of_rows(task: StudyTask, earlier_rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     """One table: the rows of an earlier run, and those that it has not."""
-    done = {tuple(row[name] for name in KEY) for row in kept}
-    found = _replayed_rows(task, done) if task.way == REPLAY else _traced_rows(task, done)
-    yield rows_table([*kept, *found])
+    done = {tuple(row[name] for name in KEY) for row in earlier_rows}
+    rows = _replayed_rows(task, done) if task.way == REPLAY else _traced_rows(task, done)
+    yield rows_table([*earlier_rows, *rows])
 
 
 def _traced_rows(task: StudyTask, done: Container[tuple[Any, ...]]) -> Iterator[Mapping[str, Any]]:
@@ -98,20 +98,20 @@ def _traced_rows(task: StudyTask, done: Container[tuple[Any, ...]]) -> Iterator[
     points = TracedPoints(task)
     for batch, context in task.pairs():
         assert batch is not None, "only traffic leaves it open"
-        for deployment in sorted(task.deployments, key=lambda one: one.replicas):
+        for deployment in sorted(task.deployments, key=lambda candidate: candidate.replicas):
             if (deployment.inputs_hash, batch, context) not in done:
                 yield _traced_row(task, deployment, points, batch, context)
 
 
 def _replayed_rows(task: StudyTask, done: Container[tuple[Any, ...]]) -> Iterator[Mapping[str, Any]]:
     """Every deployment under its traffic, by one trace and the processes of one vLLM; a refusal is a row."""
-    wanted = [one for one in task.deployments if (one.inputs_hash, None, None) not in done]
-    for deployment, found in replays_of(task, wanted):
+    wanted = [deployment for deployment in task.deployments if (deployment.inputs_hash, None, None) not in done]
+    for deployment, figures in replays_of(task, wanted):
         row = {**_identity(task, deployment), "origin": "replay"}
-        if isinstance(found, PerfOptError):
-            yield {**row, "status": FAILED, "reason": reason_of(found)}
+        if isinstance(figures, PerfOptError):
+            yield {**row, "status": FAILED, "reason": reason_of(figures)}
         else:
-            yield {**row, **_machine(deployment), **found, "status": OK}
+            yield {**row, **_machine(deployment), **figures, "status": OK}
 
 
 def _traced_row(
@@ -141,12 +141,12 @@ def _priced(task: StudyTask, deployment: PointDeployment) -> Priced:
 
 
 def _function_tables(task: StudyTask) -> Iterator[Any]:
-    """Every deployment at all its pairs, so many at a time."""
+    """Every deployment at all its pairs, this many at a time."""
     try:
         function = _function(task)
     except PerfOptError as refusal:
-        for one in task.deployments:
-            yield _failed_table(task, one, list(task.pairs()), reason_of(refusal))
+        for deployment in task.deployments:
+            yield _failed_table(task, deployment, list(task.pairs()), reason_of(refusal))
         return
     for deployment in task.deployments:
         try:
@@ -157,10 +157,14 @@ def _function_tables(task: StudyTask) -> Iterator[Any]:
 
 def _function(task: StudyTask) -> RunFunction[TracedRun]:
     if task.way == FILE:
-        if task.plan.is_spread or task.workload or any(one.weights or one.cache for one in task.deployments):
+        if (
+            task.plan.is_spread
+            or task.workload
+            or any(deployment.weights or deployment.cache for deployment in task.deployments)
+        ):
             raise PerfOptError(
                 "A saved function takes no plan, no format and no workload.",
-                why="they are those that it was made with",
+                why="it was made with its own",
                 fix="leave them out, or name the model itself",
             )
         if task.contexts is None:
@@ -221,8 +225,8 @@ class _Served:
             graphs = self.function.at(batch=batch, context=int(block.context[0])).graphs
             assert self.task.contexts is not None, "a function is asked at contexts"
             ends = {context: context + self.task.generated_tokens for context in self.task.contexts}
-            found = served_batches([graphs], self.cluster.device, sorted(set(ends.values())))
-            self._known = {context: found[end] for context, end in ends.items()}
+            served = served_batches([graphs], self.cluster.device, sorted(set(ends.values())))
+            self._known = {context: served[end] for context, end in ends.items()}
         if None in self._known.values():
             return None
         import numpy as np
@@ -277,5 +281,5 @@ def _machine(deployment: PointDeployment) -> dict[str, Any]:
 
 
 def reason_of(error: PerfOptError) -> str:
-    """In one line: what and why."""
+    """What went wrong and why, in one line."""
     return " ".join(f"{error.what} {error.why}".split())[:500]

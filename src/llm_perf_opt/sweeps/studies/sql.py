@@ -20,7 +20,7 @@ VIEW = "points"
 MEMORY_BYTES = 2 * 10**9  # of one question of ours; what does not fit goes to the temporary folder
 SPILLED_BYTES = 8 * 10**9
 _WRITING = re.compile(r"(copy|insert|update|delete|merge|truncate|attach|export|install|load)\b", re.IGNORECASE)
-_MIDDLES = {  # name -> the two edges: as far, by factors, from one as from the other; of traffic those of 99 in 100
+_MIDDLES = {  # name -> low and high, with the geometric mean in the middle; for traffic at p99
     "ttft_s": ("coalesce(prefill_low_s, ttft_p99_low_s)", "coalesce(prefill_high_s, ttft_p99_high_s)"),
     "tpot_s": ("coalesce(decode_low_s, tpot_p99_low_s)", "coalesce(decode_high_s, tpot_p99_high_s)"),
     "run_s": ("coalesce(run_low_s, e2e_p99_low_s)", "coalesce(run_high_s, e2e_p99_high_s)"),
@@ -40,7 +40,7 @@ class SqlResult:
     table: Any
 
     def rows(self, most: int | None = None) -> list[tuple[Any, ...]]:
-        """As Python's own values; at most so many."""
+        """The rows as Python's own values; at most this many."""
         part = self.table if most is None else self.table.slice(0, most)
         return list(zip(*(part.column(place).to_pylist() for place in range(part.num_columns)), strict=True))
 
@@ -55,13 +55,13 @@ def _duckdb() -> Any:
 
 @contextmanager
 def connection(store: StudyStore, studies: Sequence[str]) -> Iterator[Any]:
-    """A connection with one view of all points, called `points`, from parts whose every byte was checked."""
+    """A connection with one view of all points, called `points`, from parts that were checked byte by byte."""
     with scratch_folder() as scratch, opened_files(checked_files(store, studies, scratch), scratch) as opened:
         yield opened
 
 
 def checked_files(store: StudyStore, studies: Sequence[str], scratch: Path) -> list[str]:
-    """The parts of studies as files of this machine, in `scratch`: links into a folder, copies of what lies elsewhere.
+    """The parts of studies as files of this machine, in `scratch`: links into a folder, copies of what is elsewhere.
 
     One part that is not what was written is refused: an answer without it could be another answer.
     """
@@ -93,7 +93,7 @@ def checked_files(store: StudyStore, studies: Sequence[str], scratch: Path) -> l
 
 @contextmanager
 def opened_files(files: Sequence[str], scratch: Path, memory_bytes: int = MEMORY_BYTES) -> Iterator[Any]:
-    """A read-only database with one view of these files, that reaches no other file and whose settings are locked."""
+    """A read-only database with one view of these files; it reaches no other file, and its settings are locked."""
     duckdb = _duckdb()
     database = scratch / "points.duckdb"
     duckdb.connect(str(database)).close()
@@ -113,7 +113,7 @@ def opened_files(files: Sequence[str], scratch: Path, memory_bytes: int = MEMORY
             opened.execute(f"create temp view {VIEW} as {_every_column(opened, files)}")
         except duckdb.Error as error:  # a part that was written to deceive: its digest fits, its content does not
             raise UsageError(
-                "The parts of the study are no tables that can be read.",
+                "The parts of the study are not tables that can be read.",
                 why=" ".join(str(error).split())[:400],
                 fix=RUN_AGAIN,
             ) from error
@@ -129,8 +129,8 @@ def _every_column(opened: Any, paths: Sequence[str]) -> str:
     there = {name for name, *_ in opened.execute(f"describe select * from {files}").fetchall()}
     unknown = [f"null::{_SQL_TYPES[column.type]} as {column.name}" for column in COLUMNS if column.name not in there]
     middles = [f"sqrt({low} * {high}) as {name}" for name, (low, high) in _MIDDLES.items()]
-    whole = f"select {', '.join(['*', *unknown])} from {files}"
-    return f"select *, {', '.join(middles)} from ({whole})"
+    every_column = f"select {', '.join(['*', *unknown])} from {files}"
+    return f"select *, {', '.join(middles)} from ({every_column})"
 
 
 def _quoted(text: str) -> str:
@@ -160,11 +160,11 @@ def _unanswered(error: Exception) -> UsageError:
     return UsageError(
         "The question could not be answered.",
         why=" ".join(str(error).split())[:400],
-        fix=f"the table is called {VIEW}; its columns: docs/studies.md",
+        fix=f"the table is called {VIEW}; its columns: docs/start/studies.md",
     )
 
 
-def answer(opened: Any, sql: str, parameters: Mapping[str, Any] | None = None) -> SqlResult:
+def answer(opened: Any, sql: str, parameters: Mapping[str, float | str] | None = None) -> SqlResult:
     """The answer to one question of ours; what DuckDB refuses is said in its own words."""
     try:
         table = opened.sql(sql, params=dict(parameters) if parameters else None).to_arrow_table()
@@ -174,7 +174,7 @@ def answer(opened: Any, sql: str, parameters: Mapping[str, Any] | None = None) -
 
 
 def batches(opened: Any, sql: str, rows: int) -> Iterator[Any]:
-    """The rows of an answer as they are found, so many at a time, as record batches of Arrow; the schema first."""
+    """The rows of an answer as they are found, this many at a time, as record batches of Arrow; the schema first."""
     try:
         lazy = opened.sql(sql)  # a relation streams its rows; `execute` would hold all of them first
         reader = lazy.to_arrow_reader(rows) if hasattr(lazy, "to_arrow_reader") else lazy.fetch_arrow_reader(rows)

@@ -1,6 +1,6 @@
 """A study as it is declared: models x workloads x deployments x devices x traffic, every axis a list of values.
 
-The grid is the product of its axes; nothing here runs. `sweeps/studies/study.py` reads it from YAML.
+The grid is the Cartesian product of its axes; nothing here runs. `sweeps/studies/study.py` reads it from YAML.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Study:
 
     @property
     def points(self) -> int:
-        """Of the whole grid."""
+        """The points of the whole grid."""
         return len(self.models) * len(self.workloads) * self.deployments * self.pairs
 
 
@@ -83,20 +83,20 @@ def require_name(name: str) -> str:
     """A name that may be part of a path."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:80]!r} is no name of a study.",
-            why="it becomes the name of a folder: letters, digits, dots, dashes and underscores",
-            fix="choose such a name",
+            f"{name[:80]!r} is not a name for a study.",
+            why="it becomes the name of a folder and may have letters, digits, dots, dashes and underscores",
+            fix="choose another name",
         )
     return name
 
 
 def traffic_texts(given: object, workload: Mapping[str, Any]) -> tuple[str, ...]:
-    """Requests as `plan --traffic` takes them: one line, or a list of them. They leave no grid of batches."""
+    """Requests as `serve --traffic` takes them: one line, or a list of them. They leave no grid of batches."""
     texts = given if isinstance(given, list) else [] if given is None else [given]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise UsageError(
-            "A traffic is a line of text.",
-            why=f"{texts!r:.80} has others",
+            "Traffic is described by a line of text.",
+            why=f"{texts!r:.80} holds something else",
             fix='write "8/s prompt=800 output=200 for 60s"',
         )
     both = next((name for name in _GRID if texts and name in workload), None)
@@ -110,11 +110,11 @@ def traffic_texts(given: object, workload: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def refuse_size(study: Study) -> Study:
-    """At most so many points."""
+    """The study, unless it has too many points."""
     if study.points > MOST_POINTS:
         raise UsageError(
             f"{study.points:,} points are too many for one study.",
-            why=f"at most {MOST_POINTS:,} are taken",
+            why=f"a study has at most {MOST_POINTS:,}",
             fix="give fewer values on an axis, or several studies",
         )
     return study
@@ -138,7 +138,7 @@ def _plain(word: str) -> Any:
 
 
 def _range(text: str) -> tuple[int, ...]:
-    """As Python's: without its end."""
+    """A range as in Python: without its end."""
     numbers = [_plain(word.strip()) for word in text.split(",")]
     if not 1 <= len(numbers) <= 3 or not all(type(number) is int for number in numbers):
         raise _no_range(text)
@@ -152,7 +152,7 @@ def _range(text: str) -> tuple[int, ...]:
 
 def _no_range(text: str) -> UsageError:
     return UsageError(
-        f"range({text[:60]}) is no axis.",
+        f"range({text[:60]}) is not an axis.",
         why="it takes a start, an end that is left out, and a step of 1 or more, and holds 1 to 10,000,000 numbers",
         fix="write range(1,65) or range(8,65,8)",
     )
@@ -176,7 +176,7 @@ def read_plan(text: str) -> ParallelPlan:
     sizes = {match[1]: int(match[2]) for match in matches if match is not None}
     if not words or None in matches or len(sizes) < len(words):
         raise UsageError(
-            f"{text[:80]!r} is no plan.",
+            f"{text[:80]!r} is not a plan.",
             why=f"a plan is {ONE_DEVICE!r}, or sizes of {', '.join(AXES)}, each once",
             fix="write tp8, or tp2 pp2 dp4",
         )
@@ -226,16 +226,10 @@ def combinations(study: Study) -> Iterator[tuple[StudyModel, Mapping[str, Any]]]
 # line replaces what the file says. Anchors are refused: a few lines of them can stand for gigabytes.
 
 STUDY_FILE = FileKind(
-    name="study file", fix="compare it with the example in docs/studies.md", max_bytes=2**20, error=UsageError
+    name="study file", fix="compare it with the example in docs/start/studies.md", max_bytes=2**20, error=UsageError
 )
 FUNCTION_SUFFIX = ".function.json"
 _WILD = "*?["
-_EARLIER = {  # keys of files that were written before `serve` and `study` spoke alike
-    "workload.global_batch": "workload.users",
-    "workload.context": "workload.input",
-    "workload.generated_tokens": "workload.output",
-    "devices": "gpus",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +269,6 @@ def read_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code: 
         document = _parse_yaml(raw.decode("utf-8", errors="replace"))
         if not isinstance(document, dict):
             raise STUDY_FILE.malformed("the top level", "keys and values", document)
-        _rename_keys(document)
     for word in overrides:
         _override(document, word)
     with naming_file(path):
@@ -284,7 +277,7 @@ def read_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code: 
             raise UsageError(
                 "The study asks to run the Python code of its model folders.",
                 why="a study file cannot allow that: code runs with your rights",
-                fix="read the code, then add --trust-remote-code (Python: trust_remote_code=True)",
+                fix="read the code, then add --trust-remote-code",
             )
         return replace(study_of(declared, path.parent), trust_remote_code=trust_remote_code)
 
@@ -333,11 +326,11 @@ def _models(entry: object, folder: Path) -> Iterator[StudyModel]:
     if not isinstance(source, str) or not source:
         raise STUDY_FILE.malformed("models", "a name, a folder, or `model:` with a workload of its own", entry)
     name = workload.pop("name", None)
-    beside = folder / source
-    is_there = os.path.exists(beside)  # noqa: PTH110  Path.exists raises for a name that is too long
+    in_folder = folder / source
+    is_there = os.path.exists(in_folder)  # noqa: PTH110  Path.exists raises for a name that is too long
     if is_there or not any(sign in source for sign in _WILD):
-        found = str(beside) if is_there and not Path(source).is_absolute() else source
-        yield StudyModel(name=str(name or _short(source)), source=found, workload=workload)
+        resolved = str(in_folder) if is_there and not Path(source).is_absolute() else source
+        yield StudyModel(name=str(name or _short(source)), source=resolved, workload=workload)
         return
     pattern = Path(source)
     base = Path(pattern.anchor) if pattern.is_absolute() else folder  # the folder's own name is no pattern
@@ -366,12 +359,12 @@ def _named(models: Sequence[StudyModel]) -> tuple[StudyModel, ...]:
     names = [model.name for model in models]
     if not models:
         raise STUDY_FILE.malformed("models", "at least one model", [])
-    found = []
+    renamed = []
     for model in models:
         digits = hashlib.sha256(f"{model.source} {sorted(model.workload.items())}".encode()).hexdigest()[:6]
         name = model.name if names.count(model.name) == 1 else f"{model.name}-{digits}"
-        found.append(StudyModel(name=require_name(name), source=model.source, workload=model.workload))
-    return tuple(found)
+        renamed.append(StudyModel(name=require_name(name), source=model.source, workload=model.workload))
+    return tuple(renamed)
 
 
 def _parse_yaml(text: str) -> Any:
@@ -404,24 +397,11 @@ def _override(document: dict[str, Any], word: str) -> None:
         raise UsageError(
             f"{word[:80]!r} changes nothing.", why="an override is KEY=VALUE", fix="write workload.users=8"
         )
-    place, *rest = _EARLIER.get(key, key).split(".")
+    place, *rest = key.split(".")
     target = document
     for name in rest:
         inner = target.setdefault(place, {})
         if not isinstance(inner, dict):
-            raise UsageError(f"{key} is no key of a study.", why=f"{place} holds a value", fix="check the key")
+            raise UsageError(f"{key} is not a key of a study.", why=f"{place} holds a value", fix="check the key")
         target, place = inner, name
     target[place] = _parse_yaml(text)
-
-
-def _rename_keys(document: dict[str, Any]) -> None:
-    """Keys of earlier files get the names of today; a file that has both says two things."""
-    for earlier, today in _EARLIER.items():
-        place, _, name = earlier.rpartition(".")
-        table = document.get(place) if place else document
-        if not isinstance(table, dict) or name not in table:
-            continue
-        word = today.rpartition(".")[2]
-        if word in table:
-            raise STUDY_FILE.refusal(f"has {earlier} and {today}", "both say the same thing")
-        table[word] = table.pop(name)

@@ -149,13 +149,13 @@ def named_folders(declared: Study) -> dict[str, Path]:
 
     Found here once, so that a model of the Hub is fetched before the processes begin.
     """
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for source in sorted({model.source for model in declared.models}):
         if not os.path.exists(source):  # noqa: PTH110  Path.exists raises for a name that is too long
             with suppress(PerfOptError):
                 named = find_model(source, declared.trust_remote_code)
-                found |= {} if named.folder is None else {source: named.folder}
-    return found
+                folders |= {} if named.folder is None else {source: named.folder}
+    return folders
 
 
 def installed_versions(*, is_replayed: bool = False) -> dict[str, str | None]:

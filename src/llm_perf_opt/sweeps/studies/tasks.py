@@ -24,7 +24,7 @@ from llm_perf_opt.sweeps.studies.study import FUNCTION_SUFFIX, Study, StudyModel
 from llm_perf_opt.sweeps.studies.study_columns import SCHEMA_VERSION
 
 TRACE, FUNCTION, FILE, REPLAY = "trace", "function", "file", "replay"
-TRACED_PAIRS = 12  # up to so many batches x contexts are traced one by one: a function takes as many traces itself
+TRACED_PAIRS = 12  # up to this many batches x contexts are traced one by one: a function takes as many traces itself
 CHECKPOINT = "checkpoint"
 _CODE = (".json", ".py", ".jinja", ".toml")  # of a folder: what a trace rests on; weights are not read
 _HASHED = replace(MODEL_FILE, max_bytes=2**28, stays_in_folder=False)  # whoever traces it looks at its links
@@ -44,7 +44,7 @@ class PointDeployment:
 
     @property
     def replicas(self) -> int:
-        """By which the batch is divided."""
+        """How many replicas share the batch."""
         return self.plan.dp * self.plan.fsdp
 
     def cluster(self) -> Cluster:
@@ -80,7 +80,7 @@ class StudyTask:
 
     @property
     def file_stem(self) -> str:
-        """Of the file that holds its points."""
+        """The name of the file that holds its points, without its ending."""
         return f"part-{self.key}-{self.digest}"
 
     def pairs(self) -> Iterator[tuple[int | None, int | None]]:
@@ -217,7 +217,7 @@ def way_of(study: Study, model: StudyModel, plan: ParallelPlan) -> str:
 
 
 def content_hash(source: str) -> str | None:
-    """Of what a trace of the model rests on: its configuration and its code; None: a model of the package itself."""
+    """The digest of the configuration and the code that a trace rests on; None: a model of the package itself."""
     if os.path.isdir(source):  # noqa: PTH112  as above
         files = [file for file in sorted(Path(source).rglob("*")) if file.suffix in _CODE and file.is_file()]
     elif os.path.isfile(source):  # noqa: PTH113  as above
@@ -239,10 +239,10 @@ def short_hash(value: object, digits: int = 16) -> str:
 
 
 def workload_text(workload: Mapping[str, Any]) -> str:
-    """As it is shown in a row."""
+    """The workload as it is shown in a row."""
     return " ".join(f"{name}={value}" for name, value in sorted(workload.items()))
 
 
 def points_of(tasks: Sequence[StudyTask]) -> int:
-    """Of several tasks."""
+    """The points of several tasks."""
     return sum(task.points for task in tasks)

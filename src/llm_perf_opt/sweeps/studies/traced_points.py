@@ -108,7 +108,7 @@ class TracedPoints:
     def function(self, deployment: PointDeployment) -> RunFunction[TracedRun]:
         """The function of the task, in the formats of a deployment, over all its batches and contexts."""
         assert self.task.contexts is not None, "a function is one of the context"
-        shares = [one.replicas for one in self.task.deployments]
+        shares = [placed.replicas for placed in self.task.deployments]
         batches = [batch // share for batch in self.task.batches for share in shares if batch % share == 0]
         if not batches:
             raise UsageError(
@@ -131,7 +131,7 @@ class TracedPoints:
         if key not in self._stored:
             traced = self._traced(batch, context)
             wanted = Deployment.make(weights=deployment.weights, cache=deployment.cache)
-            if any(one[2:] != key[2:] for one in self._stored):
+            if any(stored[2:] != key[2:] for stored in self._stored):
                 self._stored.clear()
             self._stored[key] = _Traced(
                 kinds=tuple(redeployed(graphs, wanted) for graphs in traced.kinds),
@@ -146,10 +146,10 @@ class TracedPoints:
                 self._known[batch, context] = self._both_ends(batch, context)
             except PerfOptError as refusal:
                 self._known[batch, context] = refusal
-        found = self._known[batch, context]
-        if isinstance(found, PerfOptError):
-            raise found
-        return found
+        traced = self._known[batch, context]
+        if isinstance(traced, PerfOptError):
+            raise traced
+        return traced
 
     def _both_ends(self, batch: int, context: int | None) -> _Traced:
         kinds = self._run(batch, context)
@@ -162,8 +162,8 @@ class TracedPoints:
         """The phases at a batch and context, of one rank of each kind."""
         if context is not None and context < self._media:
             raise _too_short(context, self._media)
-        asked = self._workload(batch) | ({} if context is None else {"prompt_tokens": context - self._media})
-        run = trace_named(self.task.model.source, **asked)
+        workload = self._workload(batch) | ({} if context is None else {"prompt_tokens": context - self._media})
+        run = trace_named(self.task.model.source, **workload)
         media = media_tokens(run.graphs[0])
         if context is not None and media != self._media:  # images were not known of before
             self._media = media
@@ -201,11 +201,13 @@ def _figures(traced: _Traced, rates: RateSource, deployment: PointDeployment, cl
     times = _times(traced.timed, rates, deployment)
     last = _times(traced.timed_last, rates, deployment) if traced.last else times
     before = [{**figures, **times[name]} for name, figures in phases.items() if name != DECODE]
-    found: Figures = {} if not before else named(PREFILL, _scalars(together(before)))
+    figures_of_phases: Figures = {} if not before else named(PREFILL, _scalars(together(before)))
     if DECODE in phases:
-        found |= named(DECODE, _scalars({**phases[DECODE], **times[DECODE]}))
-        found["last_step_high_s"] = max(_scalar(last[DECODE]["high_s"]), found[f"{DECODE}_high_s"])
-    return found
+        figures_of_phases |= named(DECODE, _scalars({**phases[DECODE], **times[DECODE]}))
+        figures_of_phases["last_step_high_s"] = max(
+            _scalar(last[DECODE]["high_s"]), figures_of_phases[f"{DECODE}_high_s"]
+        )
+    return figures_of_phases
 
 
 def _decode(graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
@@ -214,8 +216,8 @@ def _decode(graphs: Sequence[CallGraph]) -> tuple[CallGraph, ...]:
 
 def together_ranks(graphs: Sequence[CallGraph]) -> Figures:
     """A phase on several kinds of rank: each figure of the one that has the most; unknown stays so."""
-    found = [figures_of(graph) for graph in graphs]
-    columns = {name: [one[name] for one in found] for name in FIGURES}
+    by_rank = [figures_of(graph) for graph in graphs]
+    columns = {name: [figures[name] for figures in by_rank] for name in FIGURES}
     return {
         name: None if None in values else max(value for value in values if value is not None)
         for name, values in columns.items()
@@ -266,8 +268,8 @@ def served_batches(
 ) -> dict[int, int | None]:
     """Context -> the most sequences of it that a serving engine holds on the fullest rank; None: not known."""
     needs = [rank_memory(graphs, device) for graphs in kinds]
-    found: dict[int, int | None] = {}
+    largest_batch: dict[int, int | None] = {}
     for context in contexts:
-        most = [fit_of(one, device, batch=1, context=context).largest_batch for one in needs]
-        found[context] = None if None in most else min(one for one in most if one is not None)
-    return found
+        most = [fit_of(need, device, batch=1, context=context).largest_batch for need in needs]
+        largest_batch[context] = None if None in most else min(count for count in most if count is not None)
+    return largest_batch

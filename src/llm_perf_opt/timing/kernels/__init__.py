@@ -1,1 +1,1 @@
-"""Times of kernels from tables that others measured on GPUs: matrix products, attention, experts, exchanges."""
+"""Times of kernels from tables that others measured on GPUs: matmuls, attention, experts, collectives."""

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.kept_rows import Columns
+from llm_perf_opt.timing.kernels.tables import ENGINES, SystemForDevice, newest, read_rows
 from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 _NO_WINDOW = 0
@@ -162,11 +163,13 @@ class AttentionTables:
         if is_decode.any():
             best = self._of_use(Use.DECODE, query, cache_format, is_causal=is_causal)
         if not is_decode.all():
-            whole = self._of_use(Use.PREFILL if is_causal else Use.ENCODER, query, cache_format, is_causal=is_causal)
-            if not is_causal and np.isnan(whole.seconds).any():  # older systems have no encoder table
+            many_queries = self._of_use(
+                Use.PREFILL if is_causal else Use.ENCODER, query, cache_format, is_causal=is_causal
+            )
+            if not is_causal and np.isnan(many_queries.seconds).any():  # older systems have no encoder table
                 prefill = self._of_use(Use.PREFILL, query, cache_format, is_causal=False)
-                whole = choose(np.isnan(whole.seconds), prefill, whole)
-            best = choose(is_decode, best, whole)
+                many_queries = choose(np.isnan(many_queries.seconds), prefill, many_queries)
+            best = choose(is_decode, best, many_queries)
         return best
 
     def _of_use(self, use: Use, query: AttentionQuery, cache_format: str, *, is_causal: bool) -> Estimate:
@@ -185,7 +188,7 @@ class AttentionTables:
         return best
 
     def _candidates(self, use: Use, cache_format: str, has_window: bool) -> list[AttentionTable]:
-        """The engine's own table, else those of any engine; without one of the cache format, those of 16 bits."""
+        """The engine's own table, else the tables of any engine; without one for the cache format, 16 bits."""
         own = () if self._engine is None else (self._engine,)
         for stored in dict.fromkeys((cache_format, "bfloat16")):
             for engines in (own, ENGINES):

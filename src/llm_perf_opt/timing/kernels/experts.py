@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
-from llm_perf_opt.timing.kernels.products import format_plan
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, TableFile, read_rows, versions
+from llm_perf_opt.timing.kernels.kept_rows import Columns
+from llm_perf_opt.timing.kernels.matmuls import format_plan
+from llm_perf_opt.timing.kernels.tables import ENGINES, SystemForDevice, TableFile, read_rows, versions
 from llm_perf_opt.timing.kernels.times import Estimate, Flags, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 LAYER_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _LAYER = tuple(key for key in LAYER_KEYS if key != "num_tokens")
-# Tokens of a served model do not spread evenly over experts: the skewed distribution counts, the even one stands in.
+# Tokens of a served model do not spread evenly over experts: the skewed distribution counts, else the even one.
 DISTRIBUTIONS = ("power_law_1.2", "power_law_1.01", "balanced")
-# Experts without a gate have two matrices, not three. They are another kernel, which TensorRT-LLM's rows name. Those of
+# Experts without a gate have two matrices, not three. They are another kernel, which TensorRT-LLM's rows name. Rows of
 # vLLM for such a model's layer are not marked; read as gated ones they would be faster than memory.
 GATED = "kernel_source not like '%nongated%'"
 _NOT_GATED = "kernel_source like '%nongated%'"
@@ -38,7 +39,7 @@ _MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsQuery:
-    """Columns of many expert layers; `inner` is that of one tensor rank, `tokens` and `experts` are of all ranks."""
+    """Columns of many expert layers; `inner` is of one tensor rank, `tokens` and `experts` are of all ranks."""
 
     tokens: Floats
     hidden: Floats
@@ -51,7 +52,7 @@ class ExpertsQuery:
         return len(self.tokens)
 
     def shape_columns(self) -> list[Floats]:
-        """What tells one measured layer from another: sizes, the share of experts a token reaches, those of a rank."""
+        """What tells measured layers apart: sizes, the share of experts a token reaches, the rank's experts."""
         own = self.experts / self.expert_ranks
         return [self.hidden, self.inner, self.chosen / self.experts, own, self.expert_ranks]
 
@@ -134,7 +135,7 @@ def table_formats(name: str) -> tuple[str, ...]:
     if name.startswith("mxfp4"):
         return _MXFP4
     measured = () if plan is None else plan.measured
-    return tuple(one for one in measured if one in STORED_BYTES)
+    return tuple(measured_format for measured_format in measured if measured_format in STORED_BYTES)
 
 
 class ExpertsTables:
@@ -149,23 +150,23 @@ class ExpertsTables:
         self._tables: dict[tuple[str, str, bool], ExpertsTable | None] = {}
 
     def estimate(self, query: ExpertsQuery, name: str, *, is_gated: bool = True) -> Estimate:
-        """Times of expert layers whose weights have one format."""
+        """Times of expert layers with weights of one format."""
         plan = format_plan(name)
         if plan is None:
             return Estimate.unknown(len(query))
         for of_gated in dict.fromkeys((is_gated, True)):
-            found = [
+            estimates = [
                 table.estimate(query, self._system, is_gated=is_gated)
                 for table_format in table_formats(name)
                 for table in self._of_format(table_format, is_gated=of_gated)
             ]
-            if found:
-                return _best_known(found)
-        found = [
+            if estimates:
+                return _best_known(estimates)
+        estimates = [
             table.estimate(query, self._system, plan.stored_bytes, is_gated=is_gated)
             for table in self._of_format("bfloat16", is_gated=True)
         ]
-        return _best_known(found) if found else Estimate.unknown(len(query))
+        return _best_known(estimates) if estimates else Estimate.unknown(len(query))
 
     def _of_format(self, table_format: str, *, is_gated: bool) -> list[ExpertsTable]:
         own = self._built(self._engine, table_format, is_gated=is_gated) if self._engine is not None else None
@@ -214,10 +215,10 @@ def _new_layers(columns: Columns, seen: set[bytes]) -> Flags:
     return is_new[which.reshape(-1)]
 
 
-def _best_known(found: Sequence[Estimate]) -> Estimate:
+def _best_known(estimates: Sequence[Estimate]) -> Estimate:
     """The fastest of the tables that measured the layer; only where none did, the fastest of the scaled ones."""
-    best = fastest(found)
-    from_rows = [_only_better_than_scaled(one) for one in found]
+    best = fastest(estimates)
+    from_rows = [_only_better_than_scaled(estimate) for estimate in estimates]
     measured = fastest(from_rows)
     return choose(~np.isnan(measured.seconds), measured, best)
 

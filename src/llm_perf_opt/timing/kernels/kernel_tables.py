@@ -1,6 +1,6 @@
 """One entry to the measured kernels of a device: shapes in, seconds with their origin and spread out.
 
-How far measured times lie from ours: quantiles of rows that were left out, kept in `spread.json`.
+How far measured times are from ours: quantiles of rows that were left out, in `spread.json`.
 
 `benchmarks/kernels/held_out.py` measures them and writes the file.
 """
@@ -11,42 +11,44 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import cache, lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.ops.kernel_shape import (
     AttentionShape,
     ExpertsShape,
     KernelShape,
     LatentModuleShape,
-    ProductShape,
+    MatmulShape,
     StateShape,
 )
 from llm_perf_opt.timing.kernels.attention import AttentionQuery, AttentionTables
-from llm_perf_opt.timing.kernels.exchanges import Exchange, ExchangeTables
+from llm_perf_opt.timing.kernels.collectives import CollectiveTables
 from llm_perf_opt.timing.kernels.experts import ExpertsQuery, ExpertsTables
 from llm_perf_opt.timing.kernels.latent import LatentQuery, LatentTables, Module
-from llm_perf_opt.timing.kernels.products import ProductTables
+from llm_perf_opt.timing.kernels.matmuls import MatmulTables
 from llm_perf_opt.timing.kernels.recurrent import RecurrentQuery, RecurrentTables
 from llm_perf_opt.timing.kernels.tables import ENGINES, SystemForDevice, data_folder, system_named
 from llm_perf_opt.timing.kernels.times import CODE, ORIGINS, Estimate, Flags, Floats, TimeOrigin, Times
 
 ANY_SYSTEM = "any"
-MOST_DIMENSIONS = 3  # more unmeasured dimensions count as so many
+MOST_DIMENSIONS = 3  # more unmeasured dimensions count as this many
 
 
 class Family(StrEnum):
     """The kinds of kernels that have tables."""
 
-    PRODUCTS = "products"
+    MATMULS = "matmuls"
     ATTENTION = "attention"
     LATENT = "latent attention"
     EXPERTS = "experts"
-    EXCHANGES = "exchanges"
+    COLLECTIVES = "collectives"
     RECURRENT = "recurrent layers"
 
 
@@ -71,17 +73,27 @@ class SpreadFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
+def _spread_file() -> SpreadFile:
+    text = resources.files("llm_perf_opt.timing.kernels").joinpath("spread.json").read_bytes()
+    return msgspec.json.decode(text, type=SpreadFile)
+
+
+def spread_tables() -> str:
+    """The set of tables of which rows were left out to measure the quantiles."""
+    return _spread_file().tables
+
+
+@cache
 def load_spreads() -> dict[tuple[str, Family, TimeOrigin, int], HeldOutSpread]:
     """System, family, origin and number of unmeasured dimensions -> quantiles."""
-    text = resources.files("llm_perf_opt.timing.kernels").joinpath("spread.json").read_bytes()
-    spreads = msgspec.json.decode(text, type=SpreadFile).spreads
+    spreads = _spread_file().spreads
     return {(spread.system, spread.family, spread.origin, spread.off_grid): spread for spread in spreads}
 
 
 def spread_of(system: str, family: Family, origin: TimeOrigin, off_grid: int) -> HeldOutSpread | None:
     """The quantiles that come nearest: of this system, else of all; of as many dimensions, else of fewer or more.
 
-    A measured row without quantiles of its own kind takes those of interpolation, which are wider.
+    A measured row without quantiles of its own kind takes the quantiles of interpolation, which are wider.
     """
     known = load_spreads()
     first = min(off_grid, MOST_DIMENSIONS)
@@ -111,10 +123,9 @@ def with_spread(system: SystemForDevice, family: Family, estimate: Estimate) -> 
 
 _STATE_NAMES = ("sequences", "queries", "key_heads", "value_heads")
 Numbers = NDArray[np.float64] | NDArray[np.int64]
-S = TypeVar("S", ProductShape, AttentionShape, ExpertsShape, LatentModuleShape, StateShape)
+S = TypeVar("S", MatmulShape, AttentionShape, ExpertsShape, LatentModuleShape, StateShape)
 
 
-@lru_cache(maxsize=32)
 def kernel_tables(device: str, engine: str | None = None) -> KernelTables:
     """The measured kernels of a device, by its id or by the name of a measured system, as an engine runs them.
 
@@ -125,7 +136,12 @@ def kernel_tables(device: str, engine: str | None = None) -> KernelTables:
         raise UsageError(
             f"{engine!r} is no engine with measured kernels.", why=f"known are {', '.join(ENGINES)}", fix="pick one"
         )
-    data_folder()
+    return _tables_of(device, engine, data_folder())
+
+
+@lru_cache(maxsize=32)
+def _tables_of(device: str, engine: str | None, folder: Path) -> KernelTables:
+    """Once for each set of tables."""
     return KernelTables(system_named(device), engine)
 
 
@@ -134,35 +150,35 @@ class KernelTables:
 
     def __init__(self, system: SystemForDevice, engine: str | None) -> None:
         self.system, self.engine = system, engine
-        self._products = ProductTables(system, engine)
+        self._matmuls = MatmulTables(system, engine)
         self._attention = AttentionTables(system, engine)
         self._latent = LatentTables(system, engine)
         self._experts = ExpertsTables(system, engine)
-        self._exchanges = ExchangeTables(system, engine)
+        self._collectives = CollectiveTables(system, engine)
         self._recurrent = RecurrentTables(system, engine)
 
     def times(self, shapes: Sequence[KernelShape]) -> Times:
         """Times of kernels in the order of their shapes."""
-        whole = with_spread(self.system, Family.PRODUCTS, Estimate.unknown(len(shapes)))
+        answers = with_spread(self.system, Family.MATMULS, Estimate.unknown(len(shapes)))
         for places, times in self._by_family(shapes):
-            whole.seconds[places], whole.origin_codes[places] = times.seconds, times.origin_codes
-            whole.spread_low[places], whole.spread_high[places] = times.spread_low, times.spread_high
-            whole.off_grid[places] = times.off_grid
-        return whole
+            answers.seconds[places], answers.origin_codes[places] = times.seconds, times.origin_codes
+            answers.spread_low[places], answers.spread_high[places] = times.spread_low, times.spread_high
+            answers.off_grid[places] = times.off_grid
+        return answers
 
     def best_bytes_per_s(self) -> float:
-        """The best rate at which any product of the tables reads from memory; 0: there are none."""
-        return self._products.best_bytes_per_s()
+        """The best rate at which any matmul of the tables reads from memory; 0: there are none."""
+        return self._matmuls.best_bytes_per_s()
 
-    def products(
+    def matmuls(
         self, rows: Numbers, columns: Numbers, depth: Numbers, count: Numbers | None = None, *, weight_format: str
     ) -> Times:
-        """Matrix products whose right operand has one format."""
+        """Matmuls with a right operand of one format."""
         counts = np.ones(len(rows)) if count is None else count
-        estimate = self._products.estimate(
+        estimate = self._matmuls.estimate(
             weight_format, _floats(rows), _floats(columns), _floats(depth), _floats(counts)
         )
-        return with_spread(self.system, Family.PRODUCTS, estimate)
+        return with_spread(self.system, Family.MATMULS, estimate)
 
     def attention(self, query: AttentionQuery, *, cache_format: str, is_causal: bool) -> Times:
         """Attentions with one cache format."""
@@ -170,7 +186,7 @@ class KernelTables:
         return with_spread(self.system, Family.ATTENTION, estimate)
 
     def latent_attention(self, query: LatentQuery, *, cache_format: str) -> Times:
-        """Latent attentions without projections and absorbed products."""
+        """Latent attentions without projections and absorbed matmuls."""
         return with_spread(self.system, Family.LATENT, self._latent.attention(query, _cache(cache_format)))
 
     def latent_modules(self, query: LatentQuery, *, cache_format: str, module: Module) -> Times:
@@ -179,7 +195,7 @@ class KernelTables:
         return with_spread(self.system, Family.LATENT, estimate)
 
     def experts(self, query: ExpertsQuery, *, weight_format: str, is_gated: bool = True) -> Times:
-        """Routed experts whose weights have one format, with a gate or without."""
+        """Routed experts with weights of one format, with a gate or without."""
         return with_spread(self.system, Family.EXPERTS, self._experts.estimate(query, weight_format, is_gated=is_gated))
 
     def recurrent(self, query: RecurrentQuery) -> Times:
@@ -188,24 +204,26 @@ class KernelTables:
 
     def all_reduce(self, ranks: Numbers, message_bytes: Numbers) -> Times:
         """The engine's own all-reduce within a node."""
-        estimate = self._exchanges.all_reduce(_floats(ranks), _floats(message_bytes))
-        return with_spread(self.system, Family.EXCHANGES, estimate)
+        estimate = self._collectives.all_reduce(_floats(ranks), _floats(message_bytes))
+        return with_spread(self.system, Family.COLLECTIVES, estimate)
 
-    def collective(self, exchange: Exchange, ranks: Numbers, message_bytes: Numbers) -> Times:
+    def collective(self, kind: CollectiveKind, ranks: Numbers, message_bytes: Numbers) -> Times:
         """A collective of NCCL within a node; the buffer is the whole one, over all ranks."""
-        estimate = self._exchanges.collective(exchange, _floats(ranks), _floats(message_bytes))
-        return with_spread(self.system, Family.EXCHANGES, estimate)
+        estimate = self._collectives.collective(kind, _floats(ranks), _floats(message_bytes))
+        return with_spread(self.system, Family.COLLECTIVES, estimate)
 
-    def one_exchange(self, exchange: Exchange, ranks: int, message_bytes: int, *, by_engine: bool) -> Times:
-        """A single exchange; `by_engine`: an all-reduce is the engine's own."""
-        sizes = np.array([float(ranks)]), np.array([float(message_bytes)])
-        is_own = by_engine and exchange is Exchange.ALL_REDUCE
-        return self.all_reduce(*sizes) if is_own else self.collective(exchange, *sizes)
+    def collectives(
+        self, kind: CollectiveKind, ranks: Sequence[int], message_bytes: Sequence[int], *, by_engine: bool
+    ) -> Times:
+        """One kind of them; `by_engine`: an all-reduce is the engine's own."""
+        sizes = np.array(ranks, np.float64), np.array(message_bytes, np.float64)
+        is_own = by_engine and kind is CollectiveKind.ALL_REDUCE
+        return self.all_reduce(*sizes) if is_own else self.collective(kind, *sizes)
 
     def _by_family(self, shapes: Sequence[KernelShape]) -> Iterable[tuple[NDArray[np.intp], Times]]:
-        for places, group in _grouped(shapes, ProductShape, lambda shape: (shape.weight_format,)):
+        for places, group in _grouped(shapes, MatmulShape, lambda shape: (shape.weight_format,)):
             columns = _columns(group, ("rows", "columns", "depth", "count"))
-            yield places, self.products(*columns, weight_format=group[0].weight_format)
+            yield places, self.matmuls(*columns, weight_format=group[0].weight_format)
         for places, queries in _grouped(shapes, AttentionShape, _attention_key):
             yield places, self._attentions(queries)
         for places, layers in _grouped(shapes, ExpertsShape, lambda shape: (shape.weight_format, shape.is_gated)):
@@ -247,7 +265,7 @@ def latent_query(shapes: Sequence[AttentionShape]) -> tuple[LatentQuery, Flags]:
     """Shapes as columns, and which of them see a part of their keys alone.
 
     Where a query sees fewer keys than there are (an indexer picked them), no neighbour sees the same: each is read as a
-    decode step over so many keys.
+    decode step over this many keys.
     """
     names = ("sequences", "queries", "keys", "heads", "latent_rank")
     sequences, queries, keys, heads, rank = _columns(shapes, names)
@@ -264,7 +282,7 @@ def latent_query(shapes: Sequence[AttentionShape]) -> tuple[LatentQuery, Flags]:
 
 
 def experts_query(shapes: Sequence[ExpertsShape]) -> ExpertsQuery:
-    """Shapes as columns, `inner` that of one tensor rank."""
+    """Shapes as columns, `inner` as on one tensor rank."""
     names = ("tokens", "hidden", "inner", "experts", "chosen", "tensor_ranks", "expert_ranks")
     tokens, hidden, inner, experts, chosen, tensor_ranks, expert_ranks = _columns(shapes, names)
     return ExpertsQuery(

@@ -1,8 +1,8 @@
 """Latent attention from the `mla` tables: attention alone, and whole modules with their projections.
 
-SGLang and TensorRT-LLM measured attention alone, after the projections and the products that absorb the key and value
+SGLang and TensorRT-LLM measured attention alone, after the projections and the matmuls that absorb the key and value
 matrices; vLLM and TensorRT-LLM measured whole modules of DeepSeek-V3: both down and up projections, the absorbed
-products, attention and the output projection. The two answer different questions and are never mixed.
+matmuls, attention and the output projection. The two answer different questions and are never mixed.
 
 Sparse latent attention (an indexer picks 2,048 keys for each query) was measured as whole modules of DeepSeek-V3.2 and
 GLM-5.
@@ -16,11 +16,12 @@ from enum import StrEnum
 import numpy as np
 
 from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.kept_rows import Columns
+from llm_perf_opt.timing.kernels.tables import ENGINES, SystemForDevice, newest, read_rows
 from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 RANK, ROTARY, KEY_WIDTH, VALUE_WIDTH = 512, 64, 192, 128  # of the measured models
-_QUERY_RANK, _HIDDEN = 1536, 7168  # of DeepSeek-V3, whose module was measured
+_QUERY_RANK, _HIDDEN = 1536, 7168  # of DeepSeek-V3, the model with a measured module
 PICKED, _INDEX_HEADS, _INDEX_WIDTH = 2048, 64, 128  # of the indexer of DeepSeek-V3.2
 SPARSE_MODELS = ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5")
 CACHE_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
@@ -55,7 +56,7 @@ class LatentPart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentQuery:
-    """Columns of many latent attentions; `heads` are those of one rank, `rank` the width of the latent vector."""
+    """Columns of many latent attentions; `heads` are the heads of one rank, `rank` the width of the latent vector."""
 
     sequences: Floats
     queries: Floats
@@ -89,7 +90,7 @@ def latent_work(query: LatentQuery, part: LatentPart, cache_bytes: float) -> tup
 
 
 def _module_values(query: LatentQuery) -> Floats:
-    """Weights of a module of DeepSeek-V3 with so many heads on this rank."""
+    """Weights of a module of DeepSeek-V3 with this many heads on this rank."""
     down = _HIDDEN * (_QUERY_RANK + query.rank + ROTARY)
     per_head = _QUERY_RANK * KEY_WIDTH + query.rank * 2 * VALUE_WIDTH + VALUE_WIDTH * _HIDDEN
     return down + query.heads * per_head
@@ -151,7 +152,7 @@ def query_of_rows(part: LatentPart, columns: Columns) -> LatentQuery:
 def latent_rows(
     system: str, engine: str, part: LatentPart, *, projections: str | None = None, model: str | None = None
 ) -> Columns | None:
-    """The measured rows of one part, from the first token on; of modules those of a projection format and a model."""
+    """The measured rows of one part, from the first token on; of modules the rows of a format and a model."""
     table = newest(system, part.value, engine)
     if table is None:
         return None
@@ -166,7 +167,7 @@ def latent_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A whole module: the table format of its projections, and the model whose indexer it has; None: DeepSeek-V3."""
+    """A whole module: the table format of its projections, and the model with the same indexer; None: DeepSeek-V3."""
 
     projections: str = "bfloat16"
     sparse_model: str | None = None
@@ -183,7 +184,7 @@ class LatentTables:
         self._tables: dict[tuple[str, LatentPart, str, Module | None], LatentTable | None] = {}
 
     def attention(self, query: LatentQuery, cache_format: str) -> Estimate:
-        """Attention alone: projections and absorbed products are other kernels."""
+        """Attention alone: projections and absorbed matmuls are other kernels."""
         return self._both(LatentPart.DECODE, LatentPart.PREFILL, query, cache_format, None)
 
     def modules(self, query: LatentQuery, cache_format: str, module: Module) -> Estimate:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
-from llm_perf_opt.timing.kernels.tables import ENGINES, Columns, SystemForDevice, newest, read_rows
+from llm_perf_opt.timing.kernels.kept_rows import Columns
+from llm_perf_opt.timing.kernels.tables import ENGINES, SystemForDevice, newest, read_rows
 from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
 HEAD_WIDTH = 128  # of keys and of values, in every measured model
@@ -22,7 +23,7 @@ _KEYS = ("kernel_source", "num_k_heads", "num_v_heads", "batch_size", "seq_len")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentQuery:
-    """Columns of many layers; heads are those of one rank."""
+    """Columns of many layers; heads are the heads of one rank."""
 
     sequences: Floats
     queries: Floats

@@ -1,11 +1,11 @@
-"""The Parquet files of the PyPI package `aiconfigurator-core`: which there are, and their columns as arrays.
+"""The Parquet files of a set of kernel tables: which there are, and their columns as arrays.
 
-The package is found without importing it, as its import takes seconds. Files are read in place by DuckDB.
-`<data>/<system>/<family>/<engine>/<version>/<name>.parquet`; latency is in milliseconds.
+Which set is used, says `table_sets.py`. Files are read in place by DuckDB, once on a machine: `kept_rows.py` has what
+was read before. `<data>/<system>/<family>/<engine>/<version>/<name>.parquet`; latency is in milliseconds.
 
-Which measured system stands for a device, and by what its times are scaled where it is another device.
+Which measured system answers for a device, and how its times are scaled to another device.
 
-A device whose own chip was measured takes the table as it is. Any other NVIDIA GPU takes the nearest measured system:
+A device with a measured chip takes the table as it is. Any other NVIDIA GPU takes the nearest measured system:
 the same architecture first, then the closest ratio of compute to bandwidth, scaled by peaks and bandwidth. Devices of
 vendors without a table get none.
 """
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,17 @@ from numpy.typing import NDArray
 
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device, load_devices
+from llm_perf_opt.core.missing_packages import TABLE_PACKAGES
+from llm_perf_opt.timing.kernels.kept_rows import Columns, kept_rows
+from llm_perf_opt.timing.kernels.table_sets import TABLE, active_set, require_set
 
-PACKAGE, READER = "aiconfigurator_core", "duckdb"
+READER = "duckdb"
 ENGINES = ("vllm", "sglang", "trtllm")
 INSTALL = 'pip install "llm-perf-opt[kernels]"'
-_LIBRARIES = ("nccl", "oneccl")  # stand where an engine does
+_ANOTHER = "llm-perf-opt tables list shows the sets that are here; tables remove and tables add put one in its place"
+_LIBRARIES = ("nccl", "oneccl")  # in the place of an engine
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 _NUMBERS = re.compile(r"\d+")
-
-Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,42 +53,43 @@ class TableFile:
 
 
 def missing_packages() -> tuple[str, ...]:
-    """Which of the two packages are not installed: the tables, and what reads them."""
-    return tuple(name for name in (PACKAGE, READER) if util.find_spec(name) is None)
+    """What is not here: a set of tables, and what reads them."""
+    tables = () if active_set() is not None else (next(iter(TABLE_PACKAGES.values())),)
+    return tables if util.find_spec(READER) is not None else (*tables, READER)
 
 
-def package_version() -> str | None:
-    """The version of the tables; None: not installed."""
-    try:
-        return metadata.version("aiconfigurator-core")
-    except metadata.PackageNotFoundError:
-        return None
+def tables_label() -> str:
+    """Name, version and licence of the tables in use; every report that used them says it."""
+    return require_set(INSTALL).label
+
+
+def tables_stamp() -> str:
+    """What changes with the rows in use; `none` where there are none."""
+    chosen = active_set()
+    return "none" if chosen is None else f"{chosen.label} {chosen.stamp}"
 
 
 def data_folder() -> Path:
-    """Where the tables lie; raises with the command to install them where a package is missing."""
-    if missing := missing_packages():
+    """The folder of the tables; raises with the command to install them where something is missing."""
+    chosen = require_set(INSTALL)
+    if util.find_spec(READER) is None:
         raise PerfOptError(
-            f"Measured kernel times need {' and '.join(missing)}.",
-            why="without the tables every kernel is timed by a roofline",
-            fix=f"{INSTALL}",
+            f"Reading kernel tables needs {READER}.",
+            why="they are Parquet files",
+            fix=f"pip install {READER}, or {INSTALL}",
         )
-    spec = util.find_spec(PACKAGE)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
-        if (folder := Path(place) / "systems" / "data").is_dir():
-            return folder
-    raise PerfOptError(
-        f"{PACKAGE} {package_version()} has no folder of tables.", why="its layout differs", fix=f"{INSTALL}"
-    )
+    return chosen.folder
+
+
+def list_tables(folder: Path | None = None) -> tuple[TableFile, ...]:
+    """Every file of measured rows, sorted by system, family, engine, version and name."""
+    return _tables_in(folder or data_folder())
 
 
 @cache
-def list_tables(folder: Path | None = None) -> tuple[TableFile, ...]:
-    """Every file of measured rows, sorted by system, family, engine, version and name."""
-    root = folder or data_folder()
+def _tables_in(root: Path) -> tuple[TableFile, ...]:
     tables = []
-    for path in sorted(root.glob("*/*/*/*/*_perf.parquet")):
+    for path in sorted(root.glob(TABLE)):
         system, family, engine, version, name = path.relative_to(root).parts
         if engine in ENGINES or engine in _LIBRARIES:
             stem = name.removesuffix("_perf.parquet")
@@ -121,8 +125,24 @@ def _connection() -> Any:
 
 def column_names(table: TableFile) -> tuple[str, ...]:
     """The columns that a file has: older files lack some."""
-    rows = _connection().execute("describe select * from read_parquet(?)", [str(table.path)]).fetchall()
+    with _parquet(table):
+        rows = _connection().execute("describe select * from read_parquet(?)", [str(table.path)]).fetchall()
     return tuple(str(row[0]) for row in rows)
+
+
+@contextmanager
+def _parquet(table: TableFile) -> Iterator[None]:
+    """A damaged file, or one with columns of another kind, is an error that names it."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        raise PerfOptError(
+            f"The table {table.path.name} of {table.system} cannot be read.",
+            why=" ".join(str(error).split())[:300],
+            fix=_ANOTHER,
+        ) from error
 
 
 def read_rows(
@@ -133,22 +153,32 @@ def read_rows(
     `where` is a condition in SQL. A column that the file lacks takes its value from `defaults`; without one the file is
     not of the layout that this room knows, and that raises.
     """
+    return kept_rows(
+        table.path,
+        [list(keys), where, sorted((defaults or {}).items())],
+        lambda: _read(table, keys, where, defaults or {}),
+    )
+
+
+def _read(table: TableFile, keys: Sequence[str], where: str, defaults: Mapping[str, int | str]) -> Columns:
     present = set(column_names(table))
     parts = []
     for key in keys:
-        if key not in present and (defaults is None or key not in defaults):
+        if key not in present and key not in defaults:
             raise PerfOptError(
                 f"The table {table.path.name} of {table.system} has no column {key!r}.",
-                why=f"{PACKAGE} {package_version()} lays it out in another way than this version reads",
-                fix=f"{INSTALL}",
+                why=f"{tables_stamp()} lays it out in another way than this version reads",
+                fix=_ANOTHER,
             )
-        parts.append(f'"{key}"' if key in present else f"{_literal((defaults or {})[key])} as {key}")
+        parts.append(f'"{key}"' if key in present else f"{_literal(defaults[key])} as {key}")
     sql = (
         f"select {', '.join(parts)}, min(latency) / 1000.0 as seconds from read_parquet(?) "
         f"where latency > 0 and ({where}) group by all order by all"
     )
-    columns: dict[str, NDArray[Any]] = _connection().execute(sql, [str(table.path)]).fetchnumpy()
-    return {name: np.ma.getdata(column) for name, column in columns.items()}
+    with _parquet(table):
+        fetched: dict[str, NDArray[Any]] = _connection().execute(sql, [str(table.path)]).fetchnumpy()
+    columns = {name: np.ma.getdata(column) for name, column in fetched.items()}
+    return {name: column.astype(np.str_) if column.dtype.hasobject else column for name, column in columns.items()}
 
 
 def _literal(value: int | str) -> str:
@@ -184,7 +214,7 @@ class SystemForDevice:
     device: str
     compute: float
     bandwidth: float
-    has_same_links: bool = True  # between the GPUs of a node: exchanges hold for this device too
+    has_same_links: bool = True  # between the GPUs of a node: times of collectives hold for this device too
 
     @property
     def is_own(self) -> bool:
@@ -198,12 +228,12 @@ class SystemForDevice:
             return None
         return (
             f"measured on {MEASURED_ON[self.system]}; {self.device} has {self.compute:.2f} times its matrix rate and "
-            f"{self.bandwidth:.2f} times its memory bandwidth, and times are scaled by these"
+            f"{self.bandwidth:.2f} times its memory bandwidth, so times are scaled by these factors"
         )
 
 
 def system_of(device: Device) -> SystemForDevice | None:
-    """The measured system that stands for a device; None: no table comes near it."""
+    """The measured system that answers for a device; None: no table comes near it."""
     if device.id in _SYSTEM_OF:
         return SystemForDevice(system=_SYSTEM_OF[device.id], device=device.id, compute=1.0, bandwidth=1.0)
     known = load_devices().devices
@@ -252,7 +282,7 @@ def _links(device: Device) -> tuple[object, object]:
 
 
 def _architecture_distance(device: Device, measured: Device) -> float:
-    """0: the same chip family; then by how far the compute capabilities lie apart."""
+    """0: the same chip family; then by how far the compute capabilities are apart."""
     if device.arch.split()[:2] == measured.arch.split()[:2]:
         return 0.0
     mine, theirs = device.facts.get("compute_capability"), measured.facts.get("compute_capability")

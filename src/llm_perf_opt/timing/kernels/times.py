@@ -30,7 +30,7 @@ class TimeOrigin(StrEnum):
     ROOFLINE = "roofline"
 
 
-LAUNCH_GAP_S = 1.2e-6  # a device rests so long between two captured kernels; fitted to served requests, in no table
+LAUNCH_GAP_S = 1.2e-6  # gap between two captured kernels; fitted to served requests, in no table
 ORIGINS = tuple(TimeOrigin)
 CODE = {origin: code for code, origin in enumerate(ORIGINS)}
 
@@ -86,7 +86,7 @@ class Estimate:
 
 
 def fastest(estimates: Sequence[Estimate]) -> Estimate:
-    """Of several answers to the same kernels the shortest time of each; one that a table describes beats none."""
+    """Of several answers for the same kernels the shortest time of each; a known time counts before an unknown one."""
     best = estimates[0]
     for other in estimates[1:]:
         better = np.isnan(best.seconds) | (other.seconds < best.seconds)
@@ -132,5 +132,5 @@ class TableRoofline:
         return log
 
     def scaled(self, compute: float, bandwidth: float) -> TableRoofline:
-        """The same start, with rates so many times as high."""
+        """The same start, with rates this many times as high."""
         return replace(self, flops_per_s=self.flops_per_s * compute, bytes_per_s=self.bytes_per_s * bandwidth)

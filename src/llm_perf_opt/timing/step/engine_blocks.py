@@ -1,61 +1,75 @@
 """What a serving engine launches for each token of a decoder, read from one traced step.
 
-Products that read one input and are shared alike are one product: query, key and value, or gate and up. How ranks share
-a product follows from its place: in a block the last product is split by its rows, those that feed it by their columns,
-and a projection onto a latent vector or onto the scores of experts is whole on every rank. A trace of one rank of a
-plan gives the blocks of the whole model as well: what its ranks share is as many times as large.
+Matmuls that read one input and are sharded alike are merged: query, key and value, or gate and up. How ranks shard a
+matmul follows from its place: in a block the last matmul is split by its rows, the ones before it by their columns,
+and a projection onto a latent vector or onto the scores of experts is replicated on every rank. A trace of one rank of
+a plan gives the blocks of the whole model as well: what its ranks share is as many times as large.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import Role, calls_of, found_once, module_of, ops_of, weight_matrices
+from llm_perf_opt.core.callgraph.queries import (
+    Role,
+    calls_of,
+    found_once,
+    module_of,
+    ops_of,
+    tensor_offsets,
+    weight_matrices,
+)
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
-from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightProduct, anatomy_of
+from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightMatmul, anatomy_of
 from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
-from llm_perf_opt.costs.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, DecoderNeeds, decoder_needs
+from llm_perf_opt.costs.necessary.decoder_needs import FIRST_FORWARD, AttentionLayers, decoder_needs
 from llm_perf_opt.costs.necessary.read_once import cache_bytes_by_call, cache_number_bytes
-from llm_perf_opt.costs.necessary.stage_needs import expert_type, product_type
+from llm_perf_opt.costs.necessary.stage_needs import expert_type, matmul_type
 from llm_perf_opt.ops.table import op_family
 from llm_perf_opt.timing.fused_blocks import is_gated, tensor_ranks
 from llm_perf_opt.timing.fusions import readers_of_one_input
-from llm_perf_opt.timing.step.engine_norms import EngineNorms, engine_norms
-from llm_perf_opt.timing.step.engine_states import EngineStates, engine_states
+from llm_perf_opt.timing.step.engine_mixers import (
+    EngineNorms,
+    EngineStates,
+    engine_norms,
+    engine_states,
+    scalar_columns,
+)
 
 
 class Split(StrEnum):
-    """How the ranks that share a product divide it."""
+    """How the ranks that share a matmul divide it."""
 
     COLUMNS = "columns"  # each makes a part of the result
     ROWS = "rows"  # each sums over a part, and the parts are added up afterwards
-    WHOLE = "whole"  # each does all of it
+    REPLICATED = "replicated"  # each does all of it
 
 
 class DecoderPart(StrEnum):
-    """Where in a decoder a product stands; checkpoints store their parts in formats of their own."""
+    """Where in a decoder a matmul is; checkpoints store their parts in formats of their own."""
 
     ATTENTION = "attention"
-    LATENT = "latent attention"  # whose tables may hold the whole module
+    LATENT = "latent attention"  # its tables may hold the whole module
     ROUTER = "router"  # of experts, or of the keys that sparse attention looks at
     MLP = "mlp"  # and every other block
     HEAD = "head"  # needed for the last token of a sequence alone
 
 
+_VOCABULARY_STEP = 64  # `pad_vocab_size` of vLLM's and SGLang's heads
 _ATTENTIONS = (DecoderPart.ATTENTION, DecoderPart.LATENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProduct:
-    """A product `[tokens, depth] x [depth, columns]` that each of `layers` layers launches once.
+class EngineMatmul:
+    """A matmul `[tokens, depth] x [depth, columns]` that each of `layers` layers launches once.
 
     `key_columns` of the columns make keys and values: ranks that outnumber the `key_heads` repeat them. `is_expansion`
-    makes keys and values of latent vectors, which a step absorbs into two products for each head.
+    makes keys and values of latent vectors, which a step absorbs into two matmuls for each head.
     """
 
     columns: int
@@ -69,11 +83,17 @@ class EngineProduct:
     is_expansion: bool = False
     layers: int = 1
 
+    @property
+    def padded_columns(self) -> int:
+        """Of a head as vLLM and SGLang compute it: the vocabulary in whole steps, for any number of ranks."""
+        step = _VOCABULARY_STEP if self.part is DecoderPart.HEAD else 1
+        return -(-self.columns // step) * step
+
     def shared_by(self, ranks: int) -> tuple[int, int]:
         """Columns and depth of one rank's part."""
         if self.split is Split.COLUMNS:
             keys = self.key_columns // min(ranks, self.key_heads)
-            return max(1, (self.columns - self.key_columns) // ranks + keys), self.depth
+            return max(1, (self.padded_columns - self.key_columns) // ranks + keys), self.depth
         return self.columns, max(1, self.depth // ranks) if self.split is Split.ROWS else self.depth
 
 
@@ -91,9 +111,14 @@ class EngineExperts:
     layers: int = 1
 
     @property
+    def matrices(self) -> int:
+        """Of one expert."""
+        return 3 if self.is_gated else 2
+
+    @property
     def matrix_elements_each(self) -> int:
         """Of one expert."""
-        return (3 if self.is_gated else 2) * self.hidden * self.inner
+        return self.matrices * self.hidden * self.inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +127,13 @@ class EngineBlocks:
 
     hidden: int
     layers: int
-    reduced: int  # parts of layers whose ranks add up what they made: attentions, MLPs, experts, mixers
-    layer_norms: int  # over the hidden vector: those of all layers, and those outside
-    products: tuple[EngineProduct, ...]
+    reduced: int  # sums over ranks: one for each attention, MLP or mixer; parts that read one norm share a sum
+    layer_norms: int  # over the hidden vector, in all layers and outside
+    matmuls: tuple[EngineMatmul, ...]
     attentions: tuple[AttentionLayers, ...]
     experts: tuple[EngineExperts, ...]
     norms: tuple[EngineNorms, ...]  # inside attentions
     states: EngineStates | None  # of layers without attention; None: every layer has it
-    needs: DecoderNeeds
     cache_number_bytes: int  # of the traced cache, by which `attentions` count
 
     def key_heads(self, layer: AttentionLayers) -> int:
@@ -120,56 +144,68 @@ class EngineBlocks:
 
     @property
     def macs_per_token(self) -> int:
-        """Multiply-adds of products and experts for one token of one sequence."""
-        products = sum(one.columns * one.depth * one.layers for one in self.products)
-        return products + sum(one.matrix_elements_each * one.chosen * one.layers for one in self.experts)
+        """Multiply-adds of matmuls and experts for one token of one sequence."""
+        matmuls = sum(matmul.columns * matmul.depth * matmul.layers for matmul in self.matmuls)
+        return matmuls + sum(block.matrix_elements_each * block.chosen * block.layers for block in self.experts)
 
 
 @found_once
 def engine_blocks(graph: CallGraph) -> EngineBlocks:
-    """The blocks of the decoder whose step `graph` is."""
+    """The blocks of a decoder, from the graph of one of its steps."""
     anatomy, needs = anatomy_of(graph), decoder_needs(graph)
     blocks: dict[int, list[_Member]] = {}
     for block, member in _members(graph, anatomy):
         blocks.setdefault(block, []).append(member)
-    found = [product for one in _products(blocks, anatomy) for product in one]
-    ranks, hidden = max((one.ranks for some in blocks.values() for one in some), default=1), _hidden(found)
-    merged = Counter(_onto_hidden(product, hidden, ranks) for product in found)
-    products = tuple(replace(one, layers=count) for one, count in merged.items())
-    experts = tuple(replace(one, layers=count) for one, count in Counter(_experts(graph, anatomy)).items())
-    of_heads = [one.ranks for some in blocks.values() for one in some if one.product.part in _ATTENTIONS]
+    traced_matmuls = [matmul for of_block in _matmuls(blocks, anatomy, scalar_columns(graph)) for matmul in of_block]
+    ranks, hidden = (
+        max((member.ranks for members in blocks.values() for member in members), default=1),
+        _hidden(traced_matmuls),
+    )
+    merged = Counter(_onto_hidden(matmul, hidden, ranks) for matmul in traced_matmuls)
+    matmuls = tuple(replace(matmul, layers=count) for matmul, count in merged.items())
+    experts = tuple(replace(block, layers=count) for block, count in Counter(_experts(graph, anatomy)).items())
+    of_heads = [member.ranks for members in blocks.values() for member in members if member.matmul.part in _ATTENTIONS]
     heads_ranks = max(of_heads, default=1)
+    depths = {part.depth for part in traced_matmuls if part.part in _ATTENTIONS and part.split is Split.ROWS}
     layers = _LayerCalls(graph, blocks)
     return EngineBlocks(
         hidden=hidden,
         layers=len(layers.calls),
-        reduced=len(layers.parts(_reduced_calls(graph, anatomy, blocks))),
+        reduced=len({layers.input_of(part) for part in layers.parts(_reduced_calls(graph, anatomy, blocks))}),
+        # Norms without a weight are no parameters: then two in each layer and one behind the last are taken.
         layer_norms=_layer_norms(graph, anatomy, layers, hidden) or 2 * len(layers.calls) + 1,
-        products=products,
-        attentions=tuple(_of_all_heads(layer, heads_ranks) for layer in needs.attentions),
+        matmuls=matmuls,
+        attentions=tuple(_of_all_heads(layer, heads_ranks, depths) for layer in needs.attentions),
         experts=experts,
         norms=engine_norms(graph, anatomy, heads_ranks),
         states=engine_states(graph, len(layers.with_states(graph, anatomy)), needs.state_bytes),
-        needs=needs,
         cache_number_bytes=cache_number_bytes(graph),
     )
 
 
-def _hidden(products: Sequence[EngineProduct]) -> int:
-    """The width of what goes from layer to layer: into the head, or on a rank without one out of the last products."""
-    into_head = [product.depth for product in products if product.part is DecoderPart.HEAD]
-    return max(into_head or [product.columns for product in products if product.split is Split.ROWS], default=0)
+def _hidden(matmuls: Sequence[EngineMatmul]) -> int:
+    """The width of what goes from layer to layer: into the head, or on a rank without one out of the last matmuls."""
+    into_head = [matmul.depth for matmul in matmuls if matmul.part is DecoderPart.HEAD]
+    return max(into_head or [matmul.columns for matmul in matmuls if matmul.split is Split.ROWS], default=0)
 
 
-def _onto_hidden(product: EngineProduct, hidden: int, ranks: int) -> EngineProduct:
-    """A last product of a block whose columns the traced plan divided in place of its rows."""
-    if product.split is not Split.ROWS or ranks == 1 or product.columns * ranks != hidden:
-        return product
-    return replace(product, columns=hidden, depth=product.depth // ranks)
+def _onto_hidden(matmul: EngineMatmul, hidden: int, ranks: int) -> EngineMatmul:
+    """The last matmul of a block, where the traced plan divided its columns in place of its rows."""
+    if matmul.split is not Split.ROWS or ranks == 1 or matmul.columns * ranks != hidden:
+        return matmul
+    return replace(matmul, columns=hidden, depth=matmul.depth // ranks)
 
 
-def _of_all_heads(layer: AttentionLayers, ranks: int) -> AttentionLayers:
-    """The attention of which one of `ranks` was traced; each of them has the latent vectors whole."""
+def _of_all_heads(layer: AttentionLayers, ranks: int, depths: Collection[int]) -> AttentionLayers:
+    """The attention of which one of `ranks` was traced; each of them has the latent vectors whole.
+
+    The plan of some models gathers queries, keys and values: each rank then attends with all heads, and those are as
+    wide as what the next matmul reads on all ranks together (`depths`).
+    """
+    width = layer.heads * layer.v_width
+    if layer.latent is None and width in depths and width * ranks not in depths:
+        return layer
+    # Ranks split heads, and each keeps the keys of its heads; a latent vector serves all heads.
     cached = layer.cached_bytes * (1 if layer.latent is not None else ranks)
     return replace(layer, heads=layer.heads * ranks, cached_bytes=cached)
 
@@ -181,41 +217,51 @@ def heads_cached(token_bytes: int, width: int, number_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """A product of a block as it stands in the trace."""
+    """A matmul of a block as it is in the trace."""
 
     row: int
-    source: int  # the first product that reads the same input
-    product: EngineProduct
+    source: int  # the first matmul that reads the same input
+    matmul: EngineMatmul
     ranks: int  # that share the weight in the trace
 
 
-def _products(blocks: dict[int, list[_Member]], anatomy: Anatomy) -> Iterator[list[EngineProduct]]:
-    """The products of every block, those of one input and one split together."""
+def _matmuls(
+    blocks: dict[int, list[_Member]], anatomy: Anatomy, scalars: frozenset[int]
+) -> Iterator[list[EngineMatmul]]:
+    """The matmuls of every block, one for all of the same input and split; `scalars` are columns of a kind apart."""
     attended = {site.call: site for site in anatomy.attentions}
     for block, members in blocks.items():
-        merged: dict[tuple[object, ...], EngineProduct] = {}
+        merged: dict[tuple[object, ...], EngineMatmul] = {}
         for member, split in zip(members, _splits(members, attended.get(block)), strict=True):
-            one = _of_all_ranks(replace(member.product, split=split), member.ranks)
-            key = (member.source, split, one.depth, one.weight_format, one.is_expansion, one.part)
-            merged[key] = _joined(merged[key], one) if key in merged else one
+            matmul = _of_all_ranks(replace(member.matmul, split=split), member.ranks)
+            kind = (
+                split,
+                matmul.depth,
+                matmul.weight_format,
+                matmul.is_expansion,
+                matmul.part,
+                matmul.columns in scalars,
+            )
+            key = (member.source, *kind)
+            merged[key] = _joined(merged[key], matmul) if key in merged else matmul
         yield list(merged.values())
 
 
-def _of_all_ranks(product: EngineProduct, ranks: int) -> EngineProduct:
-    """The product of which one of `ranks` was traced."""
-    if product.split is Split.ROWS:
-        return replace(product, depth=product.depth * ranks)
-    if product.split is Split.WHOLE:
-        return product
+def _of_all_ranks(matmul: EngineMatmul, ranks: int) -> EngineMatmul:
+    """The matmul of which one of `ranks` was traced."""
+    if matmul.split is Split.ROWS:
+        return replace(matmul, depth=matmul.depth * ranks)
+    if matmul.split is Split.REPLICATED:
+        return matmul
     return replace(
-        product,
-        columns=product.columns * ranks,
-        key_columns=product.key_columns * ranks,
-        key_heads=product.key_heads * ranks if product.key_columns else 1,
+        matmul,
+        columns=matmul.columns * ranks,
+        key_columns=matmul.key_columns * ranks,
+        key_heads=matmul.key_heads * ranks if matmul.key_columns else 1,
     )
 
 
-def _joined(first: EngineProduct, second: EngineProduct) -> EngineProduct:
+def _joined(first: EngineMatmul, second: EngineMatmul) -> EngineMatmul:
     return replace(
         first,
         columns=first.columns + second.columns,
@@ -232,10 +278,16 @@ class _LayerCalls:
         holders = {
             self._parents[block]
             for block, members in blocks.items()
-            if block >= 0 and members[0].product.part is not DecoderPart.HEAD
+            if block >= 0 and members[0].matmul.part is not DecoderPart.HEAD
         }
         # A part may hold blocks itself: experts, one of which is shared.
         self.calls = {call for call in holders if not any(above in holders for above in self._above(call))}
+        self._inputs: dict[int, tuple[int, int]] = {}  # part -> its layer, and the tensor that its first matmul reads
+        ops, (starts, _) = ops_of(graph), tensor_offsets(graph)
+        for row, block in sorted((member.row, block) for block, members in blocks.items() for member in members):
+            storage = ops.input_storages[starts[row]]
+            if (part := self.part(block)) is not None and storage >= 0:
+                self._inputs.setdefault(part, (self._parents[part], storage))
 
     def _above(self, call: int) -> Iterator[int]:
         while call >= 0 and (call := self._parents[call]) >= 0:
@@ -243,11 +295,22 @@ class _LayerCalls:
 
     def part(self, call: int) -> int | None:
         """The part of a layer in which a call runs; None: it runs outside, or is a layer itself."""
-        return next((one for one in (call, *self._above(call)) if one >= 0 and self._parents[one] in self.calls), None)
+        return next(
+            (
+                candidate
+                for candidate in (call, *self._above(call))
+                if candidate >= 0 and self._parents[candidate] in self.calls
+            ),
+            None,
+        )
 
     def parts(self, calls: Iterable[int]) -> set[int]:
         """The parts in which these run."""
         return {part for call in calls if (part := self.part(call)) is not None}
+
+    def input_of(self, part: int) -> tuple[int, int]:
+        """Its layer and the tensor that it reads: parts of one input run next to each other, and are added up once."""
+        return self._inputs.get(part, (part, -1))
 
     def with_states(self, graph: CallGraph, anatomy: Anatomy) -> set[int]:
         """Parts without attention that read what an earlier step left."""
@@ -257,8 +320,8 @@ class _LayerCalls:
 
 
 def _reduced_calls(graph: CallGraph, anatomy: Anatomy, blocks: dict[int, list[_Member]]) -> Iterator[int]:
-    """Calls whose result is a sum over ranks: blocks, and routed experts of the first forward."""
-    yield from (call for call, members in blocks.items() if members[0].product.part is not DecoderPart.HEAD)
+    """Calls that end in a sum over ranks: blocks, and routed experts of the first forward."""
+    yield from (call for call, members in blocks.items() if members[0].matmul.part is not DecoderPart.HEAD)
     ops = ops_of(graph)
     for block in anatomy.experts:
         if anatomy.forward_of_ops[block.row] == FIRST_FORWARD:
@@ -272,7 +335,9 @@ def _layer_norms(graph: CallGraph, anatomy: Anatomy, layers: _LayerCalls, hidden
     """
     calls = calls_of(graph)
     vectors = {
-        module_of(one.name) for one in graph.parameters if one.meta.shape == (hidden,) and one.name.endswith(".weight")
+        module_of(parameter.name)
+        for parameter in graph.parameters
+        if parameter.meta.shape == (hidden,) and parameter.name.endswith(".weight")
     }
     return sum(
         graph.paths[path] in vectors
@@ -284,38 +349,39 @@ def _layer_norms(graph: CallGraph, anatomy: Anatomy, layers: _LayerCalls, hidden
 
 
 def _members(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, _Member]]:
-    """The call of a block, and a product that runs in it."""
+    """The call of a block, and a matmul that runs in it."""
     ops, calls = ops_of(graph), calls_of(graph)
     source = {row: rows[0] for rows in readers_of_one_input(graph, anatomy) for row in rows}
     roles = weight_matrices(graph)
     sites = {site.call: site for site in anatomy.attentions}
     key_heads = _key_heads(graph, anatomy)
     ranks = (plan_in(graph.deployment) or ParallelPlan()).tp
-    whole = replicated_in(graph.deployment) or frozenset()
-    for product in anatomy.products:
-        kind = graph.op_kinds[ops.kind[product.row]]
-        if anatomy.forward_of_ops[product.row] != FIRST_FORWARD or op_family(kind.name) is WorkFamily.CONVOLUTION:
+    replicated = replicated_in(graph.deployment) or frozenset()
+    for matmul in anatomy.matmuls:
+        kind = graph.op_kinds[ops.kind[matmul.row]]
+        if anatomy.forward_of_ops[matmul.row] != FIRST_FORWARD or op_family(kind.name) is WorkFamily.CONVOLUTION:
             continue
-        call = ops.call[product.row]
-        block = _block(graph, call, product.weight.name)
-        role = Role.HEAD if _is_embedding(graph, product) else roles.get(product.weight.name)
+        call = ops.call[matmul.row]
+        block = _block(graph, call, matmul.weight.name)
+        role = Role.HEAD if _is_embedding(graph, matmul) else roles.get(matmul.weight.name)
         part = _part(role, sites.get(block), is_inside=calls.parent[block] in sites)
-        one = _engine_product(product, part, sites.get(block), key_heads.get(block, 1))
+        of_rank = _engine_matmul(matmul, part, sites.get(block), key_heads.get(block, 1))
         yield (
             block,
             _Member(
-                row=product.row,
-                source=source.get(product.row, product.row),
-                product=one,
-                ranks=1 if layer_pattern(product.weight.name) in whole else ranks,
+                row=matmul.row,
+                # Nobody joins the scores of experts with the gate of a shared expert.
+                source=matmul.row if role is Role.ROUTER else source.get(matmul.row, matmul.row),
+                matmul=of_rank,
+                ranks=1 if layer_pattern(matmul.weight.name) in replicated else ranks,
             ),
         )
 
 
 def _block(graph: CallGraph, call: int, weight: str) -> int:
-    """The call of the block that a product is part of: the one above the module that owns the weight.
+    """The call of the block that a matmul is part of: the one above the module that owns the weight.
 
-    Some code takes the weight of a module without calling it, as a step of Mamba does: then the product runs in the
+    Some code takes the weight of a module without calling it, as a step of Mamba does: then the matmul runs in the
     block itself.
     """
     if call < 0:
@@ -325,9 +391,9 @@ def _block(graph: CallGraph, call: int, weight: str) -> int:
     return calls.parent[call] if is_own else call
 
 
-def _is_embedding(graph: CallGraph, product: WeightProduct) -> bool:
+def _is_embedding(graph: CallGraph, matmul: WeightMatmul) -> bool:
     """Whether it multiplies with the weight of an embedding: a head that is tied to it."""
-    return "Embedding" in graph.module_types.get(module_of(product.weight.name), "")
+    return "Embedding" in graph.module_types.get(module_of(matmul.weight.name), "")
 
 
 def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> DecoderPart:
@@ -343,44 +409,43 @@ def _part(role: Role | None, site: AttentionSite | None, *, is_inside: bool) -> 
 
 def _key_heads(graph: CallGraph, anatomy: Anatomy) -> dict[int, int]:
     """Call of an attention -> heads of its keys, from what its cache holds for one token."""
-    found: dict[int, int] = {}
+    heads_by_call: dict[int, int] = {}
     cached, number = cache_bytes_by_call(graph, anatomy), cache_number_bytes(graph)
     for site in anatomy.attentions:
         tokens = anatomy.positions.batch * (site.keys - (site.queries if site.span.is_causal else 0))
         read = cached.get((FIRST_FORWARD, site.call), 0)
-        found[site.call] = heads_cached(read // max(tokens, 1), site.qk_width + site.v_width, number)
-    return found
+        heads_by_call[site.call] = heads_cached(read // max(tokens, 1), site.qk_width + site.v_width, number)
+    return heads_by_call
 
 
-def _engine_product(
-    product: WeightProduct, part: DecoderPart, site: AttentionSite | None, key_heads: int
-) -> EngineProduct:
-    columns = product.weight.meta.shape[0]
+def _engine_matmul(matmul: WeightMatmul, part: DecoderPart, site: AttentionSite | None, key_heads: int) -> EngineMatmul:
+    columns = matmul.weight.meta.shape[0]
     widths = () if site is None or site.latent is not None else (site.qk_width, site.v_width)
-    is_key = site is not None and product.row < site.row and columns in [key_heads * width for width in widths]
-    return EngineProduct(
+    is_key = site is not None and matmul.row < site.row and columns in [key_heads * width for width in widths]
+    return EngineMatmul(
         columns=columns,
-        depth=product.elements // columns,
-        weight_format=product.weight.meta.dtype,
-        dtype=product_type(product),
-        split=Split.WHOLE,
+        depth=matmul.elements // columns,
+        weight_format=matmul.weight.meta.dtype,
+        dtype=matmul_type(matmul),
+        split=Split.REPLICATED,
         key_columns=columns if is_key else 0,
         key_heads=key_heads if is_key else 1,
         part=part,
-        is_expansion=product.is_expansion,
+        is_expansion=matmul.is_expansion,
     )
 
 
 def _splits(members: Sequence[_Member], site: AttentionSite | None) -> Iterator[Split]:
-    """How each product of a block is shared."""
-    inputs = [member.source for member in members if member.product.part is not DecoderPart.ROUTER]
+    """How each matmul of a block is shared."""
+    # The last input of a block feeds its last matmul: its rows are split, so its result is a sum over ranks.
+    inputs = [member.source for member in members if member.matmul.part is not DecoderPart.ROUTER]
     last = inputs[-1] if inputs else None
     for place, member in enumerate(members):
         later = members[place + 1 :]
-        if member.product.part is DecoderPart.HEAD:
+        if member.matmul.part is DecoderPart.HEAD:
             yield Split.COLUMNS
-        elif member.product.part is DecoderPart.ROUTER or _is_onto_latent(member, later, site):
-            yield Split.WHOLE
+        elif member.matmul.part is DecoderPart.ROUTER or _is_onto_latent(member, later, site):
+            yield Split.REPLICATED
         elif site is not None:
             yield Split.COLUMNS if member.row < site.row else Split.ROWS
         else:
@@ -388,11 +453,11 @@ def _splits(members: Sequence[_Member], site: AttentionSite | None) -> Iterator[
 
 
 def _is_onto_latent(member: _Member, later: Sequence[_Member], site: AttentionSite | None) -> bool:
-    """Whether the result is a vector that products of the same attention expand again, and all heads need whole."""
+    """Whether the result is a vector that matmuls of the same attention expand again, and all heads need whole."""
     if site is None or site.latent is None or member.row > site.row:
         return False
-    columns = member.product.columns
-    expanded = [other.product.depth for other in later if other.row < site.row]
+    columns = member.matmul.columns
+    expanded = [other.matmul.depth for other in later if other.row < site.row]
     return columns == site.latent.cached_width or columns in expanded
 
 

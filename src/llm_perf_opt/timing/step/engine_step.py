@@ -1,9 +1,9 @@
 """The kernels of one forward of a serving engine on one rank: any batch, lengths and plan, from the blocks of a trace.
 
-Fusions by name: products of one input are one product; norm and residual, rotary embedding and cache write, and the
+Fusions by name: matmuls of one input are one matmul; norm and residual, rotary embedding and cache write, and the
 activation with its gate are one vector kernel each, and so is each norm of queries and of keys; the routed experts of a
-layer are one grouped kernel, behind two small ones that choose them and sort the rows; before a product in blocks of 8
-bits its input is quantised. A step on latent vectors absorbs their expansion: the same weights in two products for each
+layer are one grouped kernel, behind two small ones that choose them and sort the rows; before a matmul in blocks of 8
+bits its input is quantised. A step on latent vectors absorbs their expansion: the same weights in two matmuls for each
 head; tables that measured such a module whole have it in one row. Launches are captured in graphs.
 """
 
@@ -18,16 +18,15 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.ops.grouped_experts import touched_experts
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, ProductShape, StateShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, MatmulShape, StateShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
-from llm_perf_opt.timing.kernels.recurrent import HEAD_WIDTH
-from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineExperts, EngineProduct, Split
-from llm_perf_opt.timing.step.engine_states import EngineStates
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineExperts, EngineMatmul, Split
+from llm_perf_opt.timing.step.engine_mixers import EngineStates
 
-VALUE_BYTES = 2  # activations and what ranks exchange
+VALUE_BYTES = 2  # activations and what ranks communicate
 SCORE_BYTES = 4  # of the router
-_BLOCK_QUANTISED = "fp8-block"  # formats whose products take activations in blocks with scales of their own
-_MODULE_WIDTHS = frozenset({7168, 1536})  # hidden and query width of the model whose latent attention was measured
+_BLOCK_QUANTISED = "fp8-block"  # formats with matmuls that take activations in blocks with scales of their own
+_MODULE_WIDTHS = frozenset({7168, 1536})  # hidden and query width of the model with a measured latent attention
 _SPARSE_MODULES = {  # the same of models that look at chosen keys
     frozenset({7168, 1536}): "deepseek-ai/DeepSeek-V3.2",
     frozenset({6144, 2048}): "zai-org/GLM-5",
@@ -65,41 +64,41 @@ def forward_kernels(
     modules = [] if knows is None else list(whole_modules(blocks, forward, plan))
     if modules and knows is not None and all(knows(kernel) for kernel, _ in modules):
         yield from modules
-        kept = tuple(product for product in blocks.products if product.part is not DecoderPart.LATENT)
-        blocks = replace(blocks, products=kept, attentions=(), norms=())
+        others = tuple(matmul for matmul in blocks.matmuls if matmul.part is not DecoderPart.LATENT)
+        blocks = replace(blocks, matmuls=others, attentions=(), norms=())
     for layer in blocks.attentions:
         yield _attention(layer, blocks, forward, plan), layer.layers
     if blocks.states is not None:
-        yield from _states(blocks.states, forward, plan)
+        yield _states(blocks.states, forward, plan)
     if is_by_sequence:
         return
-    for product in blocks.products:
-        yield from _product(product, forward, plan)
+    for matmul in blocks.matmuls:
+        yield from _matmul(matmul, forward, plan)
     for block in blocks.experts:
         yield _experts(block, forward, plan), block.layers
     yield from _vectors(blocks, forward, plan)
-    yield from _exchanges(blocks, forward, plan)
+    yield from _collectives(blocks, forward, plan)
 
 
-def _product(product: EngineProduct, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
-    """One product, and the quantisation of its input."""
-    columns, depth = product.shared_by(plan.tp)
-    rows = _count((forward.sequences if product.part is DecoderPart.HEAD else forward.tokens) / plan.attention_dp)
-    weights = TensorMeta(shape=(columns, depth), dtype=product.weight_format, device="cuda")
+def _matmul(matmul: EngineMatmul, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """One matmul, and the quantisation of its input."""
+    columns, depth = matmul.shared_by(plan.tp)
+    rows = _count((forward.sequences if matmul.part is DecoderPart.HEAD else forward.tokens) / plan.attention_dp)
+    weights = TensorMeta(shape=(columns, depth), dtype=matmul.weight_format, device="cuda")
     kernel = Kernel(
         kind=KernelKind.MATMUL,
-        dtype=product.dtype,
+        dtype=matmul.dtype,
         flops=2 * rows * columns * depth,
         skippable_flops=0,
         bytes_moved=tensor_bytes(weights) + (values := rows * (columns + depth) * VALUE_BYTES),
         avoidable_bytes=values,
         rows=rows,
         weights=columns * depth,
-        shape=ProductShape(rows=rows, columns=columns, depth=depth, weight_format=product.weight_format),
+        shape=MatmulShape(rows=rows, columns=columns, depth=depth, weight_format=matmul.weight_format),
     )
-    yield kernel, product.layers
-    if product.weight_format.startswith(_BLOCK_QUANTISED):
-        yield _vector(rows * depth * (VALUE_BYTES + 1)), product.layers
+    yield kernel, matmul.layers
+    if matmul.weight_format.startswith(_BLOCK_QUANTISED):
+        yield _vector(rows * depth * (VALUE_BYTES + 1)), matmul.layers
 
 
 def _attention(layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Kernel:
@@ -145,15 +144,15 @@ def _attention_shape(
 
 
 def whole_modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
-    """The latent attentions of blocks whose widths are those of a model that was measured whole."""
-    latent = [product for product in blocks.products if product.part is DecoderPart.LATENT]
-    depths = {product.depth for product in latent}
+    """The latent attentions of blocks with the widths of a model that was measured whole."""
+    latent = [matmul for matmul in blocks.matmuls if matmul.part is DecoderPart.LATENT]
+    depths = {matmul.depth for matmul in latent}
     is_sparse = any(layer.span.chosen is not None for layer in blocks.attentions)
     model = next((name for widths, name in _SPARSE_MODULES.items() if depths >= widths), None) if is_sparse else None
     if not latent or (model is None and (is_sparse or not depths >= _MODULE_WIDTHS)):
         return
     is_narrow = latent[0].weight_format.startswith(("fp8", "float8"))
-    projected = [next(_product(product, forward, plan))[0] for product in latent]
+    projected = [next(_matmul(matmul, forward, plan))[0] for matmul in latent]
     for layer in blocks.attentions:
         attention = _attention(layer, blocks, forward, plan)
         shape = LatentModuleShape(
@@ -162,19 +161,30 @@ def whole_modules(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) ->
             sparse_model=model,
         )
         work = (attention, *projected)
-        whole = replace(
+        module = replace(
             attention,
             flops=sum(kernel.flops for kernel in work),
             bytes_moved=sum(kernel.bytes_moved for kernel in work),
             avoidable_bytes=sum(kernel.avoidable_bytes for kernel in work),
             shape=shape,
         )
-        yield whole, layer.layers
+        yield module, layer.layers
 
 
 def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kernel:
-    tokens, tensor_ranks = _count(forward.tokens), plan.stage_ranks // plan.ep
-    each = block.matrix_elements_each // tensor_ranks
+    tokens = _count(forward.tokens)
+    shape = ExpertsShape(
+        tokens=tokens,
+        hidden=block.hidden,
+        inner=block.inner,
+        experts=block.experts,
+        chosen=block.chosen,
+        tensor_ranks=plan.stage_ranks // plan.ep,
+        expert_ranks=plan.ep,
+        weight_format=block.weight_format,
+        is_gated=block.is_gated,
+    )
+    each = block.matrices * block.hidden * shape.inner_of_rank
     touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
     stored = TensorMeta(shape=(each // block.hidden, block.hidden), dtype=block.weight_format, device="cuda")
     rows = max(1, round(tokens * block.chosen / plan.ep))
@@ -187,33 +197,23 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         avoidable_bytes=values,
         rows=max(1, round(rows / max(touched, 1))),
         weights=each,
-        shape=ExpertsShape(
-            tokens=tokens,
-            hidden=block.hidden,
-            inner=block.inner,
-            experts=block.experts,
-            chosen=block.chosen,
-            tensor_ranks=tensor_ranks,
-            expert_ranks=plan.ep,
-            weight_format=block.weight_format,
-            is_gated=block.is_gated,
-        ),
+        shape=shape,
     )
 
 
 def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
-    """Norms with residuals and those of queries and keys, rotation with cache write, gated activation, routing."""
+    """Norms with residuals, norms of queries and keys, rotation with cache write, gated activation, routing."""
     tokens = forward.tokens / plan.attention_dp
     yield _vector(4 * tokens * blocks.hidden * VALUE_BYTES), blocks.layer_norms
     for layer in blocks.attentions:
         rotated = 2 * (layer.heads * layer.qk_width) // plan.tp
         yield _vector(tokens * rotated * VALUE_BYTES), layer.layers
     for inside in blocks.norms:
-        numbers = inside.numbers / inside.norms / (1 if inside.is_whole else plan.tp)
+        numbers = inside.numbers / inside.norms / (1 if inside.is_replicated else plan.tp)
         yield _vector(2 * tokens * numbers * VALUE_BYTES), inside.norms * inside.layers
-    for product in blocks.products:
-        if product.split is Split.ROWS and product.part is DecoderPart.MLP:
-            yield _vector(3 * tokens * product.depth / plan.tp * VALUE_BYTES), product.layers
+    for matmul in blocks.matmuls:
+        if matmul.split is Split.ROWS and matmul.part is DecoderPart.MLP:
+            yield _vector(3 * tokens * matmul.depth / plan.tp * VALUE_BYTES), matmul.layers
     for block in blocks.experts:
         yield _vector(SCORE_BYTES * tokens * block.experts), 2 * block.layers
 
@@ -231,26 +231,20 @@ def _vector(moved: float, shape: StateShape | None = None) -> Kernel:
     )
 
 
-def _states(states: EngineStates, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
-    """The rule of each layer and, where its heads are known, the norm with a gate behind it."""
+def _states(states: EngineStates, forward: Forward, plan: ParallelPlan) -> Counted:
+    """The rule of each layer. The norm with a gate behind it is the vector kernel before the mixer's last matmul."""
     sequences = forward.sequences / plan.attention_dp
-    moved = 2 * sequences * states.layer_bytes / plan.tp
-    if not states.value_heads:
-        yield _vector(moved, StateShape(sequences=_count(sequences), queries=forward.queries)), states.layers
-        return
     shape = StateShape(
         sequences=_count(sequences),
         queries=forward.queries,
-        key_heads=max(1, states.key_heads // plan.tp),
-        value_heads=max(1, states.value_heads // plan.tp),
+        key_heads=states.key_heads and max(1, states.key_heads // plan.tp),
+        value_heads=states.value_heads and max(1, states.value_heads // plan.tp),
     )
-    yield _vector(moved, shape), states.layers
-    numbers = forward.tokens / plan.attention_dp * shape.value_heads * HEAD_WIDTH
-    yield _vector(3 * numbers * VALUE_BYTES), states.layers
+    return _vector(2 * sequences * states.layer_bytes / plan.tp, shape), states.layers
 
 
-def _exchanges(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
-    """A reduction after each part of a layer, of the embedding, and of squares where a norm goes over all heads.
+def _collectives(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """A reduction after each part of a layer, and of the embedding; what a norm over all heads needs of other ranks.
 
     The vocabulary is shared too: ranks gather the logits of last tokens. With attention of their own, rows travel to
     their experts.
@@ -259,22 +253,36 @@ def _exchanges(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> It
     if plan.tp > 1:
         travelling = sum(block.layers for block in blocks.experts) if plan.attention_dp > 1 else 0
         count = blocks.reduced - travelling + (1 if blocks.layers else 0)
-        yield _exchange(CollectiveKind.ALL_REDUCE, forward.tokens / plan.attention_dp * row_bytes, plan.tp), count
-        logits = sum(one.columns for one in blocks.products if one.part is DecoderPart.HEAD) * VALUE_BYTES
+        yield (
+            _collective_kernel(CollectiveKind.ALL_REDUCE, forward.tokens / plan.attention_dp * row_bytes, plan.tp),
+            count,
+        )
+        logits = (
+            sum(matmul.padded_columns for matmul in blocks.matmuls if matmul.part is DecoderPart.HEAD) * VALUE_BYTES
+        )
         if logits:
-            yield _exchange(CollectiveKind.ALL_GATHER, forward.sequences / plan.attention_dp * logits, plan.tp), 1
+            yield (
+                _collective_kernel(CollectiveKind.ALL_GATHER, forward.sequences / plan.attention_dp * logits, plan.tp),
+                1,
+            )
         for inside in blocks.norms:
-            squares = forward.tokens / plan.attention_dp * inside.across_heads * SCORE_BYTES
+            tokens = forward.tokens / plan.attention_dp
+            for width in inside.gathered:
+                yield (
+                    _collective_kernel(CollectiveKind.ALL_GATHER, tokens * width * VALUE_BYTES, plan.tp),
+                    inside.layers,
+                )
             if inside.across_heads:
-                yield _exchange(CollectiveKind.ALL_REDUCE, squares, plan.tp), inside.layers
+                squares = tokens * inside.across_heads * SCORE_BYTES
+                yield _collective_kernel(CollectiveKind.ALL_REDUCE, squares, plan.tp), inside.layers
     if plan.attention_dp > 1 and blocks.experts:
         layers = sum(block.layers for block in blocks.experts)
-        whole = forward.tokens * row_bytes
-        yield _exchange(CollectiveKind.ALL_GATHER, whole, plan.stage_ranks), layers
-        yield _exchange(CollectiveKind.REDUCE_SCATTER, whole, plan.stage_ranks), layers
+        row_bytes_of_all = forward.tokens * row_bytes
+        yield _collective_kernel(CollectiveKind.ALL_GATHER, row_bytes_of_all, plan.stage_ranks), layers
+        yield _collective_kernel(CollectiveKind.REDUCE_SCATTER, row_bytes_of_all, plan.stage_ranks), layers
 
 
-def _exchange(kind: CollectiveKind, payload: float, ranks: int) -> Kernel:
+def _collective_kernel(kind: CollectiveKind, payload: float, ranks: int) -> Kernel:
     collective = Collective(kind=kind, payload_bytes=_count(payload), group=group_of(range(ranks)))
     return Kernel(
         kind=KernelKind.COMMUNICATION,

@@ -10,10 +10,11 @@ from typing import Protocol
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, ProductShape, StateShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, MatmulShape, StateShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.kernel_rates import KernelTableRates, SheetKernels, require_tables, table_rates
+from llm_perf_opt.timing.kernels.tables import tables_label, tables_stamp
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_step import Counted, Forward, forward_kernels, whole_modules
@@ -22,7 +23,7 @@ from llm_perf_opt.timing.step.engine_step import Counted, Forward, forward_kerne
 class WorkKind(StrEnum):
     """What a share of a forward's time is spent on."""
 
-    PRODUCTS = "products"
+    MATMULS = "matmuls"
     ATTENTION = "attention"
     EXPERTS = "experts"
     STATES = "recurrent states"
@@ -32,12 +33,16 @@ class WorkKind(StrEnum):
 
 
 _BY_SHAPE: Mapping[type, WorkKind] = {
-    ProductShape: WorkKind.PRODUCTS,
+    MatmulShape: WorkKind.MATMULS,
     AttentionShape: WorkKind.ATTENTION,
     LatentModuleShape: WorkKind.ATTENTION,
     ExpertsShape: WorkKind.EXPERTS,
     StateShape: WorkKind.STATES,
 }
+
+
+_NO_WORK = dict.fromkeys(WorkKind, 0.0)  # in the order in which times are added up
+_NO_ORIGIN = dict.fromkeys(TimeOrigin, 0.0)
 
 
 def kind_of(kernel: Kernel) -> WorkKind:
@@ -63,7 +68,7 @@ class ForwardTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedForward:
+class RankForward:
     """A forward and who runs it; `is_by_sequence`: of its kernels attention and states alone."""
 
     blocks: EngineBlocks
@@ -72,38 +77,50 @@ class AskedForward:
     is_by_sequence: bool = False
 
     def kernels(self, knows: Callable[[Kernel], bool] | None = None) -> Iterator[Counted]:
-        """Those of one rank, and how often each runs."""
+        """The kernels of one rank, and how often each runs."""
         return forward_kernels(self.blocks, self.forward, self.plan, knows, is_by_sequence=self.is_by_sequence)
 
 
 class TimesForwards(Protocol):
-    """Whoever knows how long forwards take."""
+    """Knows how long forwards take: tables, a data sheet or a calibration."""
 
-    def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
+    def times(self, forwards: Sequence[RankForward]) -> list[ForwardTime]:
         """The time of each forward."""
         ...
 
 
 class EngineTimer:
-    """The forwards of an engine on a device; many are asked at once, since tables answer columns."""
+    """Times the forwards of an engine on a device, many at once, since tables answer columns."""
 
     def __init__(self, rates: KernelTableRates | SheetKernels) -> None:
         self._rates = rates
 
     @property
+    def identity(self) -> list[str]:
+        """All that its answers depend on besides this program: device, links, and the tables in use."""
+        rates = self._rates
+        tables = [] if isinstance(rates, SheetKernels) else [rates.tables.system.system, str(rates.tables.engine)]
+        return [repr(rates.below), *tables, tables_stamp()]
+
+    @property
     def is_measured(self) -> bool:
-        """Whether tables of measured kernels stand behind it; else every time is that of a data sheet."""
+        """Whether it reads tables of measured kernels; else every time comes from a data sheet."""
         return isinstance(self._rates, KernelTableRates)
+
+    @property
+    def tables(self) -> str:
+        """The set of tables behind it, with its version and licence; empty: none is."""
+        return tables_label() if self.is_measured else ""
 
     @classmethod
     def of(cls, device: str | Device, engine: str | None, cluster: Cluster | None = None) -> EngineTimer:
-        """On a device that tables describe; `engine` is whose kernels, None: the fastest of any.
+        """On a device that tables describe; `engine` runs the kernels, None: the fastest of any engine.
 
-        Collectives that no table has, take the links of the `cluster`.
+        Collectives that no table has are timed by the links of the `cluster`.
         """
-        found = find_device(device) if isinstance(device, str) else device
-        require_tables(found)
-        rates = table_rates(DataSheetRates(found, Execution.FUSED, cluster=cluster), engine)
+        hardware = find_device(device) if isinstance(device, str) else device
+        require_tables(hardware)
+        rates = table_rates(DataSheetRates(hardware, Execution.FUSED, cluster=cluster), engine)
         assert rates is not None, "tables are there"
         return cls(rates)
 
@@ -113,16 +130,19 @@ class EngineTimer:
         sheet = DataSheetRates(device, Execution.FUSED, cluster=cluster)
         return cls(table_rates(sheet, engine) or SheetKernels(sheet))
 
-    def times(self, asked: Sequence[AskedForward]) -> list[ForwardTime]:
+    def times(self, forwards: Sequence[RankForward]) -> list[ForwardTime]:
         """The time of each forward."""
         rates = self._rates
-        rates.learn(kernel for one in asked for kernel, _ in whole_modules(one.blocks, one.forward, one.plan))
-        found = [list(one.kernels(rates.knows)) for one in asked]
-        rates.learn(kernel for kernels in found for kernel, _ in kernels)
-        return [self._sum(kernels) for kernels in found]
+        # Whole modules first: whether a table has them decides which other kernels a forward launches.
+        rates.learn(
+            kernel for forward in forwards for kernel, _ in whole_modules(forward.blocks, forward.forward, forward.plan)
+        )
+        kernels_of_forwards = [list(forward.kernels(rates.knows)) for forward in forwards]
+        rates.learn(kernel for kernels in kernels_of_forwards for kernel, _ in kernels)
+        return [self._sum(kernels) for kernels in kernels_of_forwards]
 
     def _sum(self, kernels: Sequence[tuple[Kernel, int]]) -> ForwardTime:
-        by_kind, by_origin = dict.fromkeys(WorkKind, 0.0), dict.fromkeys(TimeOrigin, 0.0)
+        by_kind, by_origin = dict(_NO_WORK), dict(_NO_ORIGIN)
         launches = unknown = 0
         for kernel, count in kernels:
             time = self._rates.measured(kernel)

@@ -28,7 +28,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstToken:
-    """TTFT as a sum: a constant, so many own prompts, prompts of all others, and steps."""
+    """TTFT as a sum: a constant, this many own prompts, prompts of all others, and steps."""
 
     constant_s: float
     prompts: float
@@ -58,7 +58,7 @@ def time_to_first(tpot_s: float, prompt_s: float, in_flight: int, shares: FirstT
     """Expected TTFT with this number of requests in flight; never less than the own prompt takes.
 
     Hardly any record has fewer than four. A request alone meets no prompt of another: it takes its own prompt and a
-    step, and with two or three in flight the time lies in between.
+    step, and with two or three in flight the time is in between.
     """
     waiting = shares.prompts + shares.prompts_of_others * in_flight
     fitted_s = shares.constant_s + waiting * prompt_s + shares.steps * tpot_s

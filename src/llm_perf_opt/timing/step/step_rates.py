@@ -2,7 +2,7 @@
 
 The decode step of a run gives the blocks of its decoder. A table of steps answers for any batch and lengths, so a
 prediction, a study and a replay of requests have one time for one step; the kernels of the step say what it is made of.
-A run without a decode step, and one whose blocks do not hold its work, is timed by its fused kernels alone.
+A run without a decode step, and one with work that its blocks do not hold, is timed by its fused kernels alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of
 from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
-from llm_perf_opt.timing.rates import Pieces
+from llm_perf_opt.timing.rates import StagePieces
 from llm_perf_opt.timing.stage_work import StageWork
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
@@ -30,14 +30,6 @@ from llm_perf_opt.timing.step.step_tables import step_table
 
 _SAME_WORK = (0.95, 1.3)  # FLOPs of the blocks over the necessary ones: engines compute what the last layer need not
 _Run = tuple[str, str, int]  # model, deployment, parameters: the same for every phase of one rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStep:
-    """What a stage of a run is to an engine: its kernels, and how long they take together."""
-
-    pieces: Pieces
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,60 +52,63 @@ class StepRates(KernelTableRates):
         """Learn the decoders of runs from their decode steps."""
         for graph in graphs:
             plan = plan_in(graph.deployment)
-            is_told = graph.phase == DECODE and graph.storages is not None
-            if is_told and (plan is None or plan.fsdp == 1) and _run_of(graph) not in self._decoders:
+            is_step = graph.phase == DECODE and graph.storages is not None
+            if is_step and (plan is None or plan.fsdp == 1) and _run_of(graph) not in self._decoders:
                 self._decoders[_run_of(graph)] = engine_blocks(graph)
 
-    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, Pieces]:
-        """The kernels of each stage."""
+    def pieces(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, StagePieces]:
+        """The kernels of each stage; the decoder's own stage is known as a whole."""
         pieces = KernelTableRates.pieces(self, graph, works)  # `super()` knows no class with slots
         step = self.step_of(graph, works)
-        return pieces if step is None else {**pieces, graph.phase: step.pieces}
+        return pieces if step is None else {**pieces, graph.phase: step}
 
-    def expected_s(self, graph: CallGraph, works: Sequence[StageWork]) -> Mapping[str, float]:
-        """The decoder's own stage."""
-        step = self.step_of(graph, works)
-        return {} if step is None else {graph.phase: step.seconds}
-
-    def step_of(self, graph: CallGraph, works: Sequence[StageWork]) -> EngineStep | None:
+    def step_of(self, graph: CallGraph, works: Sequence[StageWork]) -> StagePieces | None:
         """The part of a phase that belongs to no tower, where the blocks of the run do its work."""
+        known = self.forwards_of(graph, works)
+        return None if known is None else self.step(*known)
+
+    def forwards_of(self, graph: CallGraph, works: Sequence[StageWork]) -> tuple[Decoder, tuple[Forward, ...]] | None:
+        """The decoder of a phase and the forwards that it runs, where the blocks of the run do its work."""
         decoder = self.decoder_of(graph)
         needed = next((work.necessary for work in works if work.name == graph.phase), None)
         if decoder is None or needed is None:
             return None
         anatomy, new = anatomy_of(graph), new_tokens(graph) if graph.phase == DECODE else None
-        step = self.step(
-            decoder,
-            [
-                Forward(sequences=anatomy.positions.batch, queries=new or context, keys=context)
-                for context in contexts_of(graph, anatomy).values()
-            ],
+        forwards = tuple(
+            Forward(sequences=anatomy.positions.batch, queries=new or context, keys=context)
+            for context in contexts_of(graph, anatomy).values()
         )
-        flops = sum(piece.flops * count for piece, count in step.pieces if isinstance(piece, Kernel))
         low, high = _SAME_WORK
-        return step if low * needed.flops <= flops <= high * needed.flops else None
+        # A traced plan may leave experts or heads replicated on every rank, which an engine shares among them.
+        most, least = (_flops(decoder.blocks, forwards, plan) for plan in (ParallelPlan(), decoder.plan))
+        is_same = low * needed.flops <= most and least <= high * needed.flops
+        return (decoder, forwards) if is_same else None
 
     def decoder_of(self, graph: CallGraph) -> Decoder | None:
-        """That of the run which a phase belongs to; None: it was not met."""
+        """The decoder of the run which a phase belongs to; None: the run was not met."""
         blocks = self._decoders.get(_run_of(graph))
         if blocks is None:
             return None
         plan = replace(plan_in(graph.deployment) or ParallelPlan(), rank=None, plan=None, dp=1)
-        key = (id(blocks), plan)
+        key = (id(blocks), plan)  # `_decoders` keeps the blocks, so the number stays theirs
         if key not in self._tables:
             self._tables[key] = step_table(blocks, EngineTimer(self), plan)
         return Decoder(blocks=blocks, plan=plan, table=self._tables[key])
 
-    def step(self, decoder: Decoder, forwards: Sequence[Forward]) -> EngineStep:
+    def step(self, decoder: Decoder, forwards: Sequence[Forward]) -> StagePieces:
         """Some forwards, one after the other."""
         kernels = Counter[Kernel]()
         for forward in forwards:
             for kernel, count in forward_kernels(decoder.blocks, forward, decoder.plan, self.knows):
                 kernels[kernel] += count
         self.learn(kernels)
-        return EngineStep(
-            pieces=tuple(kernels.items()), seconds=sum(_seconds(decoder.table, forward) for forward in forwards)
+        return StagePieces(
+            pieces=tuple(kernels.items()), expected_s=sum(_seconds(decoder.table, forward) for forward in forwards)
         )
+
+
+def _flops(blocks: EngineBlocks, forwards: Sequence[Forward], plan: ParallelPlan) -> int:
+    return sum(kernel.flops * count for forward in forwards for kernel, count in forward_kernels(blocks, forward, plan))
 
 
 def _seconds(table: StepTable, forward: Forward) -> float:

@@ -1,7 +1,7 @@
 """How long a step of an engine takes on one rank, as a table that answers in microseconds and needs nothing but Python.
 
 A step computes new tokens of many sequences at once: one for each that decodes, a chunk for each that is still in its
-prompt. Products, experts, vector kernels, collectives and gaps depend on the number of tokens alone; the head runs for
+prompt. Matmuls, experts, vector kernels, collectives and gaps depend on the number of tokens alone; the head runs for
 sequences that get a token; attention is the sum of one call for all that decode and one for each chunk.
 """
 
@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from typing import NamedTuple
 
+from llm_perf_opt.core.errors import PerfOptError
+
 _FEW_TOKENS, _MANY_TOKENS = 256, 1024  # between them a step is partly one that decodes, partly one of prompts
+
+
+class UntimedKernels(PerfOptError):
+    """Neither a table nor the data sheet has a time for some kernels of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,7 @@ class Curve:
         return _between(self.at, number, self.seconds)
 
     def slower(self, factor: float) -> Curve:
-        """So many times as long everywhere."""
+        """`factor` times as long everywhere."""
         return replace(self, seconds=tuple(seconds * factor for seconds in self.seconds))
 
     def at_least(self, other: Curve) -> Curve:
@@ -55,7 +61,7 @@ class Surface:
         return _between((self.across[upper - 1], self.across[upper]), across, ends)
 
     def slower(self, factor: float) -> Surface:
-        """So many times as long everywhere."""
+        """`factor` times as long everywhere."""
         return replace(self, seconds=tuple(tuple(seconds * factor for seconds in row) for row in self.seconds))
 
     def at_least(self, other: Surface) -> Surface:
@@ -65,9 +71,9 @@ class Surface:
 
 
 class RankStep(NamedTuple):
-    """What a step computes for the sequences of one scheduler: those that decode, beside chunks of prompts.
+    """What a step computes for the sequences of one scheduler: sequences that decode, and chunks of prompts.
 
-    `drafted_tokens` of the sequences that decode are verified: rows of products and of the head, on one read of the
+    `drafted_tokens` of the sequences that decode are verified: rows of matmuls and of the head, on one read of the
     cache.
     """
 
@@ -80,11 +86,11 @@ class RankStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
-    """The step of one rank. `padded_to` are the batches whose launches are captured: smaller ones are filled up.
+    """The step of one rank. `padded_to` are the captured batch sizes: smaller batches are padded up to one.
 
-    With `groups` of ranks that have attention of their own, tokens and sequences are those of all groups together.
+    With `groups` of ranks that have attention of their own, tokens and sequences are counted over all groups.
     `low` and `high` are the factors of the band. `host_s` is what the host adds to each step before the device starts.
-    `images` is the encoder's time for so many image tokens.
+    `images` is the encoder's time for this many image tokens.
     """
 
     tokens: Curve
@@ -119,8 +125,8 @@ class StepTable:
     def seconds_together(self, steps: Sequence[RankStep]) -> float:
         """A step in which every group computes what its own scheduler chose; some may have nothing to do.
 
-        Groups exchange the rows of experts in every layer: all wait for the slowest, and vLLM fills the shorter batches
-        up to the longest.
+        Groups send each other rows for their experts in every layer: all wait for the slowest, and vLLM fills the
+        shorter batches up to the longest.
         """
         rows = [step.decoding + step.drafted_tokens for step in steps]
         tokens = max(own + sum(new for new, _ in step.chunks) for own, step in zip(rows, steps, strict=True))

@@ -1,4 +1,4 @@
-"""Rules for the ops that need values, or whose meta kernel is wrong, missing or slow: one file per family."""
+"""Rules for ops that need values, or have a wrong, missing or slow meta kernel: one file per family."""
 
 import llm_perf_opt.weightless.rules.attention
 import llm_perf_opt.weightless.rules.casts

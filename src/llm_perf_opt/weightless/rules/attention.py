@@ -1,4 +1,4 @@
-"""Attention and grouped products, kept as the one op they are on the device that is modelled.
+"""Attention and grouped matmuls, kept as the one op they are on the device that is modelled.
 
 Left to torch, a CPU tensor's attention would decompose into a score matrix that no fused kernel stores, and the meta
 kernel of `_grouped_mm` would refuse every dtype but bfloat16.

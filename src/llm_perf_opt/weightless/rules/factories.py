@@ -71,6 +71,7 @@ def constant_like(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str,
     size = tuple(args[1]) if name.startswith("new_") else tuple(template.shape)
     value = _fill_value(engine, name, args, kwargs)
     count = math.prod(size)
+    # Small floats stay real: models fill a table of constants and then branch on one of its values.
     if (dtype in FLOAT_DTYPES and count > _SMALL) or _is_large(engine, count, dtype):
         spec = contiguous_spec(size, dtype)
         if name.endswith("_like"):

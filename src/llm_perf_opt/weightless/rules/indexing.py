@@ -69,6 +69,7 @@ def _one_hot_table(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: M
     table, dim, chosen, value = args
     if dim not in (1, -1) or value != 1:
         return NotImplemented
+    # Code that follows sums the columns to learn how many tokens each expert gets; that needs the counts alone.
     counts = known_counts(chosen)
     if type(chosen) is not Ghost:
         counts = torch.bincount(chosen.flatten(), minlength=table.shape[1])
@@ -128,6 +129,7 @@ def index(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[st
         if any(type(i) is Ghost and i.numel() > engine.limits.real_integer for i in indices if i is not None):
             return NotImplemented
         return func(source, [engine.materialise(i, "index") if i is not None else None for i in indices])
+    # A mask becomes positions first: how many rows it picks is the shape of the result.
     spec = source.spec
     resolved = resolve_masks(engine, indices)
     if len(resolved) > spec.ndim:

@@ -47,6 +47,7 @@ def reduce_all(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mappi
         return NotImplemented
     name, uniform, count = func._overloadpacket.__name__, ghost.memory.uniform, ghost.spec.numel
     if uniform is None:
+        # Models drop a mask where `all()` holds and skip work unless `any()` does: unknown values take no shortcut.
         if name in ("any", "all") and ghost.dtype is torch.bool:
             engine.oracle.note(name, "mixed")
             return torch.tensor(name == "any")

@@ -11,11 +11,11 @@ from llm_perf_opt.models.huggingface.inputs.plan import (
     Leaf,
     Noise,
     Subject,
+    integers,
     nested_configs,
     number,
     ones,
     side_lengths,
-    whole,
 )
 
 MEL_FIELDS = (
@@ -181,14 +181,14 @@ def frames(subject: Subject, name: str = "pixel_values") -> dict[str, Leaf]:
 
 
 def tiles_with_sizes(subject: Subject, name: str) -> dict[str, Leaf]:
-    """An image as large as one tile: the tile and the whole, in one dimension, with the original size beside them."""
+    """An image as large as one tile: the tile and the whole, in one dimension, with the original size next to them."""
     view = picture(subject)
     batch = subject.sizes.batch
     tiles = 2 if hasattr(subject.config, "image_grid_pinpoints") else 1
     shape = (batch, tiles, view.channels, view.height, view.width)
     return {
         name: Noise(shape if tiles > 1 else (batch, *shape[2:])),
-        "image_sizes": whole([[view.height, view.width]] * batch),
+        "image_sizes": integers([[view.height, view.width]] * batch),
     }
 
 
@@ -233,7 +233,7 @@ def _first_of(config: Any, name: str) -> int:
 
 def _grids(subject: Subject) -> dict[str, Leaf]:
     name = "grid_thw" if subject.takes("grid_thw") else "image_grid_thw"
-    return {name: whole([[1, *merged_grid(subject)]] * subject.sizes.batch)}
+    return {name: integers([[1, *merged_grid(subject)]] * subject.sizes.batch)}
 
 
 def pixels_name(subject: Subject) -> str:
@@ -248,7 +248,7 @@ def padded_patches(subject: Subject) -> dict[str, Leaf]:
     rows, columns = (max(int(count**0.5), 1),) * 2 if count else (view.rows, view.columns)
     plan: dict[str, Leaf] = {
         "pixel_values": Noise((batch, rows * columns, view.channels * view.patch**2)),
-        "spatial_shapes": whole([[rows, columns]] * batch),
+        "spatial_shapes": integers([[rows, columns]] * batch),
     }
     if subject.takes("pixel_attention_mask"):
         plan["pixel_attention_mask"] = ones(batch, rows * columns)
@@ -264,5 +264,5 @@ def positioned_patches(subject: Subject, positions: str) -> dict[str, Leaf]:
     places = [[column, row] for row in range(rows) for column in range(columns)]
     return {
         "pixel_values": Noise((batch, rows * columns, view.channels * view.patch**2)),
-        positions: whole([places] * batch),
+        positions: integers([places] * batch),
     }

@@ -26,7 +26,7 @@ class InputSizes:
     """How much is fed; `image_side` is for configurations that name no image size.
 
     A prompt of None is the usual one, or what fits where the model has fewer positions. `decoder_tokens` are for the
-    decoder of a model whose prompt goes to its encoder, or that was given no prompt.
+    decoder of a model that feeds its prompt to the encoder, or was given no prompt.
     """
 
     batch: int = 1
@@ -159,7 +159,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Integers:
     """Given integers, flat, and the shape they are laid out in; fewer than that are repeated along the batch.
 
     An array holds them in 8 bytes each: a tuple would take ten times as much, for every row of the batch.
@@ -193,10 +193,10 @@ class Built:
     arguments: Mapping[str, Leaf]
 
 
-def whole(rows: object, dtype: str = "int64") -> Whole:
-    """Nested lists of integers as a leaf: `whole([[1, 4, 4]])` has shape (1, 3)."""
+def integers(rows: object, dtype: str = "int64") -> Integers:
+    """Nested lists of integers as a leaf: `integers([[1, 4, 4]])` has shape (1, 3)."""
     tensor = torch.tensor(rows, dtype=torch.int64)
-    return Whole(tuple(tensor.flatten().tolist()), tuple(tensor.shape), dtype)
+    return Integers(tuple(tensor.flatten().tolist()), tuple(tensor.shape), dtype)
 
 
 def ones(*shape: int) -> Filled:
@@ -215,7 +215,7 @@ def _make(leaf: Leaf, dtype: torch.dtype) -> object:
             return torch.rand(shape, dtype=dtype)
         case Filled(shape=shape, value=value, dtype=name):
             return torch.full(shape, value, dtype=getattr(torch, name))
-        case Whole(values=values, shape=shape, dtype=name):
+        case Integers(values=values, shape=shape, dtype=name):
             row = torch.tensor(np.asarray(values, dtype=np.int64), dtype=getattr(torch, name))
             return row.reshape(shape) if len(values) == math.prod(shape) else row.repeat(shape[0], 1).reshape(shape)
         case Built(factory=factory, arguments=arguments):

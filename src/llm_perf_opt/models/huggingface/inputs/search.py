@@ -20,7 +20,17 @@ from llm_perf_opt.models.huggingface.inputs.media import (
     image_candidates,
     picture,
 )
-from llm_perf_opt.models.huggingface.inputs.plan import Built, Filled, Leaf, Noise, Plan, Subject, Whole, number, ones
+from llm_perf_opt.models.huggingface.inputs.plan import (
+    Built,
+    Filled,
+    Integers,
+    Leaf,
+    Noise,
+    Plan,
+    Subject,
+    number,
+    ones,
+)
 from llm_perf_opt.models.huggingface.inputs.recipes import RECIPES, ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.text import (
     decoder_inputs,
@@ -78,7 +88,7 @@ class NoInputs(PerfOptError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputCandidate:
-    """Leaves of the modalities beside text, or a recipe of the model's own; `overrides` come last."""
+    """Leaves of the modalities other than text, or a recipe of the model's own; `overrides` come last."""
 
     leaves: Mapping[str, Leaf]
     modalities: tuple[str, ...]
@@ -100,8 +110,8 @@ class InputCandidate:
 def find_inputs(subject: Subject, run: Callable[[Plan, str], object], wanted: frozenset[str] | None = None) -> Found:
     """The first candidate that `run(plan, entry)` accepts.
 
-    `wanted` are the modalities beside text that must be covered, with as few others as the model allows. Without it,
-    the more modalities a candidate covers the earlier it is tried.
+    `wanted` are the modalities other than text that must be covered, with as few others as the model allows. Without
+    it, the more modalities a candidate covers the earlier it is tried.
     """
     refusals: list[str] = []
     first: BaseException | None = None
@@ -196,25 +206,25 @@ def candidates(subject: Subject, wanted: frozenset[str] | None = None) -> Iterat
     """Every combination of modalities the signature allows, each again without a cache.
 
     Some configurations leave a model unable to make its own cache; a forward without one is the same forward. With
-    `wanted` the fewest modalities beside it come first and what leaves one of it out is not tried; a combination
+    `wanted` the fewest further modalities come first and what leaves a wanted one out is not tried; a combination
     without a cache comes before one with a modality that was not asked for.
     """
-    found = list(_layouts(subject))
+    layouts = list(_layouts(subject))
     if wanted is None:
-        yield from found
-        yield from _without_cache(subject, found)
+        yield from layouts
+        yield from _without_cache(subject, layouts)
         return
-    fitting = [candidate for candidate in found if wanted <= set(candidate.modalities)]
-    by_extra = sorted(fitting, key=lambda one: (not one.is_fed, len(set(one.modalities) - wanted)))
-    for _, alike in groupby(by_extra, key=lambda one: (one.is_fed, set(one.modalities))):
+    fitting = [candidate for candidate in layouts if wanted <= set(candidate.modalities)]
+    by_extra = sorted(fitting, key=lambda layout: (not layout.is_fed, len(set(layout.modalities) - wanted)))
+    for _, alike in groupby(by_extra, key=lambda layout: (layout.is_fed, set(layout.modalities))):
         group = list(alike)
         yield from group
         yield from _without_cache(subject, group)
 
 
-def _without_cache(subject: Subject, found: Sequence[InputCandidate]) -> Iterator[InputCandidate]:
+def _without_cache(subject: Subject, layouts: Sequence[InputCandidate]) -> Iterator[InputCandidate]:
     if subject.takes("use_cache"):
-        yield from (replace(candidate, overrides={"use_cache": False}) for candidate in found)
+        yield from (replace(candidate, overrides={"use_cache": False}) for candidate in layouts)
 
 
 def _layouts(subject: Subject) -> Iterator[InputCandidate]:
@@ -248,13 +258,13 @@ def companions(subject: Subject, plan: Plan) -> dict[str, Leaf]:
 
 def _per_token(subject: Subject, plan: Plan, *shape: int, value: int = 1) -> Leaf | None:
     ids = plan.get("input_ids")
-    return Filled((*ids.shape, *shape), value) if isinstance(ids, Whole) else None
+    return Filled((*ids.shape, *shape), value) if isinstance(ids, Integers) else None
 
 
 def _boxes(subject: Subject, plan: Plan) -> Leaf | None:
     """The same small box for every token; Bros measures boxes in fractions, the others in thousandths."""
     ids = plan.get("input_ids")
-    if not isinstance(ids, Whole):
+    if not isinstance(ids, Integers):
         return None
     if subject.model_type == "bros":
         return Noise((*ids.shape, 8))
@@ -305,7 +315,7 @@ _MULTIPLE = re.compile(r"length (?P<given>\d+) is not a multiple of (?P<unit>\d+
 
 @dataclass(frozen=True, slots=True)
 class CountLesson:
-    """So many placeholder tokens were given for so many features."""
+    """The number of placeholder tokens that were given, and of the features they stand for."""
 
     kind: str
     tokens: int
@@ -339,22 +349,22 @@ class ShapeLesson:
 def count_lesson(message: str) -> CountLesson | None:
     """What the message says about placeholder tokens and features that disagree."""
     for pattern in _COUNTS:
-        if (found := pattern.search(message)) is not None:
-            return CountLesson(_KIND_OF[found["kind"].lower()], int(found["tokens"]), int(found["features"]))
+        if (match := pattern.search(message)) is not None:
+            return CountLesson(_KIND_OF[match["kind"].lower()], int(match["tokens"]), int(match["features"]))
     return None
 
 
 def shape_lesson(message: str) -> ShapeLesson | None:
     """What the message says about a size of an input."""
     for pattern in _WIDTHS:
-        if (found := pattern.search(message)) is not None:
-            return ShapeLesson(int(found["given"]), int(found["wanted"]))
-    if (found := _SIDES.search(message)) is not None:
-        return ShapeLesson(int(found["given"]), int(found["wanted"]), dims=(-1, -2))
-    if (found := _TILES.search(message)) is not None:
-        return ShapeLesson(int(found["given"]), sum(map(int, found["wanted"].split(","))), dims=(1,), rank=5)
-    if (found := _MULTIPLE.search(message)) is not None:
-        given, unit = int(found["given"]), int(found["unit"])
+        if (match := pattern.search(message)) is not None:
+            return ShapeLesson(int(match["given"]), int(match["wanted"]))
+    if (match := _SIDES.search(message)) is not None:
+        return ShapeLesson(int(match["given"]), int(match["wanted"]), dims=(-1, -2))
+    if (match := _TILES.search(message)) is not None:
+        return ShapeLesson(int(match["given"]), sum(map(int, match["wanted"].split(","))), dims=(1,), rank=5)
+    if (match := _MULTIPLE.search(message)) is not None:
+        given, unit = int(match["given"]), int(match["unit"])
         return ShapeLesson(given, -(-given // unit) * unit)
     return None
 
@@ -372,7 +382,7 @@ class Fed:
     """What one row of the batch holds; None where the plan has nothing of the kind, or does not tell.
 
     `context_tokens` are the text tokens and those that stand for an image or a sound among them. `image` is (width,
-    height) in pixels. A decoder beside an encoder has `decoder_tokens` of its own.
+    height) in pixels. A decoder with an encoder has `decoder_tokens` of its own.
     """
 
     text_tokens: int | None
@@ -386,7 +396,7 @@ class Fed:
 
 
 def fed_by(subject: Subject, plan: Plan, modalities: tuple[str, ...]) -> Fed:
-    """Count the tokens of a row and measure what stands beside them."""
+    """Count the tokens of a row and measure what is next to them."""
     ids, decoder = _shape(plan.get("input_ids")), _shape(plan.get("decoder_input_ids"))
     text = prompt_length(subject) if ids is not None else None
     sound = _audio_tokens(subject, plan) if "audio" in modalities else None
@@ -404,7 +414,7 @@ def fed_by(subject: Subject, plan: Plan, modalities: tuple[str, ...]) -> Fed:
 
 
 def _shape(leaf: Leaf) -> tuple[int, ...] | None:
-    return leaf.shape if isinstance(leaf, Noise | Filled | Whole) else None
+    return leaf.shape if isinstance(leaf, Noise | Filled | Integers) else None
 
 
 def _last_size(leaf: Leaf) -> int | None:
@@ -415,7 +425,7 @@ def _last_size(leaf: Leaf) -> int | None:
 def _audio_tokens(subject: Subject, plan: Plan) -> int:
     """Placeholders of sound and the tokens that frame them, in one row; 0 where sound enters another way."""
     ids, run = plan.get("input_ids"), framed_run(subject, "audio", 1)
-    if run is None or not isinstance(ids, Whole) or len(ids.shape) != 2:
+    if run is None or not isinstance(ids, Integers) or len(ids.shape) != 2:
         return 0
     row = ids.values[: ids.shape[1]]
     count = row.count(run.token)
@@ -426,11 +436,11 @@ def _image(subject: Subject, plan: Plan) -> tuple[int, int] | None:
     """(width, height): of a grid of patches what they cover, else the last two sizes of the pixels."""
     patch = picture(subject).patch
     for name in GRIDS:
-        if isinstance(grid := plan.get(name), Whole):
+        if isinstance(grid := plan.get(name), Integers):
             rows, columns = grid.values[grid.shape[-1] - 2 : grid.shape[-1]]
             return columns * patch, rows * patch
     for name in PLACES:
-        if isinstance(places := plan.get(name), Whole):
+        if isinstance(places := plan.get(name), Integers):
             return (max(places.values[::2]) + 1) * patch, (max(places.values[1::2]) + 1) * patch
     pixels = next((shape for name in PIXELS if (shape := _shape(plan.get(name))) is not None), None)
     if pixels is None:
@@ -460,7 +470,7 @@ def _audio_frames(subject: Subject, plan: Plan) -> int | None:
 def described(leaf: Leaf) -> object:
     """A leaf as a trace keeps it: the shape of a tensor, a plain value as it is, nested ones likewise."""
     match leaf:
-        case Noise(shape=shape) | Filled(shape=shape) | Whole(shape=shape):
+        case Noise(shape=shape) | Filled(shape=shape) | Integers(shape=shape):
             return list(shape)
         case Built(arguments=arguments):
             return {name: described(item) for name, item in arguments.items()}

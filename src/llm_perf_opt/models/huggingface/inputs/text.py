@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Run, Subject, Whole, nested_configs, number, ones
+from llm_perf_opt.models.huggingface.inputs.plan import Integers, Leaf, Run, Subject, nested_configs, number, ones
 
 POSITION_LIMITS = (
     "max_position_embeddings",
@@ -21,13 +21,13 @@ SPARE_POSITIONS = 4  # some tables begin with positions for padding; a default p
 TOKEN_TYPE_OF = {"text": 0, "image": 1, "video": 2, "audio": 3}
 
 
-def token_ids(subject: Subject, length: int, runs: Sequence[Run] = ()) -> Whole:
+def token_ids(subject: Subject, length: int, runs: Sequence[Run] = ()) -> Integers:
     """`length` ordinary tokens after the placeholder runs, the same in every row of the batch."""
     row = array("q")
     for run in runs:
         row += run.ids()
     row += ordinary_tokens(subject.config, length)
-    return Whole(row, (subject.sizes.batch, len(row)))
+    return Integers(row, (subject.sizes.batch, len(row)))
 
 
 def ordinary_tokens(config: Any, length: int) -> array[int]:
@@ -35,18 +35,18 @@ def ordinary_tokens(config: Any, length: int) -> array[int]:
     special = special_tokens(config)
     vocabulary = number(text_section(config), "vocab_size") or number(config, "vocab_size") or 100
     plain = [token for token in range(min(5, vocabulary - 1), min(vocabulary, 1000)) if token not in special] or [1]
-    whole, rest = divmod(length, len(plain))
-    return array("q", plain) * whole + array("q", plain[:rest])
+    repeats, rest = divmod(length, len(plain))
+    return array("q", plain) * repeats + array("q", plain[:rest])
 
 
 def special_tokens(config: Any) -> frozenset[int]:
     """Every integer that a field with `token` in its name holds, at any depth of the configuration."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for nested in nested_configs(config):
         for name, value in vars(nested).items():
             if "token" in name:
-                found.update(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))
-    return frozenset(found)
+                tokens.update(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))
+    return frozenset(tokens)
 
 
 def text_section(config: Any) -> Any:
@@ -84,21 +84,25 @@ def text_inputs(subject: Subject, runs: Sequence[Run] = ()) -> dict[str, Leaf]:
     return plan
 
 
-def modality_of_each_token(subject: Subject, runs: Sequence[Run]) -> Whole:
+def modality_of_each_token(subject: Subject, runs: Sequence[Run]) -> Integers:
     """0 for text, 1 for image, 2 for video, 3 for audio: what a processor hands to models with several modalities."""
     zero, row = array("q", [0]), array("q")
     for run in runs:
         row += zero * len(run.before) + array("q", [TOKEN_TYPE_OF[run.kind]]) * run.count + zero * len(run.after)
     row += zero * prompt_length(subject)
-    return Whole(row, (subject.sizes.batch, len(row)))
+    return Integers(row, (subject.sizes.batch, len(row)))
 
 
 def decoder_inputs(subject: Subject, *, with_prompt: bool) -> dict[str, Leaf]:
     """Ids for the decoder of an encoder-decoder model; `with_prompt` where its encoder reads no text."""
     if not subject.takes("decoder_input_ids"):
         return {}
-    asked = subject.sizes.prompt_tokens if with_prompt else None
-    return {"decoder_input_ids": token_ids(subject, subject.sizes.decoder_tokens if asked is None else asked)}
+    prompt_tokens = subject.sizes.prompt_tokens if with_prompt else None
+    return {
+        "decoder_input_ids": token_ids(
+            subject, subject.sizes.decoder_tokens if prompt_tokens is None else prompt_tokens
+        )
+    }
 
 
 _FIELDS = {

@@ -37,14 +37,14 @@ def _succeeds(kind: str, job: Path, answer: Path, words: TextIO) -> bool:
 
     module, name = _KINDS[kind]
     try:
-        found = getattr(import_module(module), name)(job, report)
+        result = getattr(import_module(module), name)(job, report)
     except PerfOptError as error:
-        found = Failure(what=error.what, why=error.why, fix=error.fix, is_usage=isinstance(error, UsageError))
+        result = Failure(what=error.what, why=error.why, fix=error.fix, is_usage=isinstance(error, UsageError))
     except Exception as error:  # noqa: BLE001 - the border of the process: whatever vLLM raises is told on the other side
         traceback.print_exc()
-        found = _of_vllm(error)
-    write_message(answer, found)
-    return not isinstance(found, Failure)
+        result = _of_vllm(error)
+    write_message(answer, result)
+    return not isinstance(result, Failure)
 
 
 def _of_vllm(error: Exception) -> Failure:

@@ -100,7 +100,7 @@ class VirtualExecutor(Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """As executors of GPUs do."""
+        """What executors of GPUs answer."""
         return True
 
     def _init_executor(self) -> None:
@@ -195,12 +195,12 @@ def _layers_of_model(config: Any) -> dict[str, Any]:
         with model.world, Engine(device="cuda"):
             built = model.build()
         current_platform.update_block_size_for_backend(config)
-        found: dict[str, Any] = get_kv_cache_spec(config)
+        layers: dict[str, Any] = get_kv_cache_spec(config)
     finally:
         forget_groups()
     del built  # layers register themselves in the configuration, and live until here
     config.compilation_config.static_forward_context.clear()
-    return found
+    return layers
 
 
 def _configured_layers(config: Any) -> dict[str, Any]:

@@ -125,8 +125,8 @@ class StepLog:
 
 # Engines that share the experts of one model: each has its own scheduler, and a step of one is a step of all.
 #
-# Every layer exchanges rows between all ranks, so the engines launch together and end together; one that has nothing
-# to do runs an empty batch. How long a round takes is known when each of them has launched, so what an engine waits
+# Every layer has an all-to-all between all ranks, so the engines launch together and end together; an engine without
+# work runs an empty batch. How long a round takes is known when each of them has launched, so what an engine waits
 # for has its value at once, and its time when the round is closed.
 
 

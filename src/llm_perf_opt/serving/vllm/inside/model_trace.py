@@ -50,9 +50,11 @@ def trace_model(job: TraceJob, report: Callable[[str], None]) -> TraceAnswer:
     header = {**_engine_header(), HEADER_KEY: job.plan.header()} if job.plan.is_spread else _engine_header()
     files = []
     for graph in graphs:
-        told = {**graph.runtime, **facts, "vllm_estimate": estimated(config, graph)}
+        runtime = {**graph.runtime, **facts, "vllm_estimate": estimated(config, graph)}
         file = Path(job.out) / f"{graph.phase}{SUFFIX}"
-        write_callgraph(replace(graph, deployment={**graph.deployment, **header}, runtime=told), file, overwrite=False)
+        write_callgraph(
+            replace(graph, deployment={**graph.deployment, **header}, runtime=runtime), file, overwrite=False
+        )
         files.append(str(file))
     return TraceAnswer(files=files, configure_s=configured - started, run_s=time.process_time() - configured)
 
@@ -95,16 +97,16 @@ def estimated(config: Any, graph: CallGraph) -> dict[str, Json]:
     steps = int(workload["decode_steps"])
     is_prefill = graph.phase == "prefill"
     contexts = [(prompt, prompt)] if is_prefill else [(new, prompt + new * (step + 1)) for step in range(max(1, steps))]
-    found: dict[str, dict[str, int]] = {"flops": {}, "bytes_read": {}, "bytes_written": {}}
+    estimate: dict[str, dict[str, int]] = {"flops": {}, "bytes_read": {}, "bytes_written": {}}
     for tokens, context in contexts:
         step = ExecutionContext()
         for _ in range(batch):
             step.add(tokens, context, is_prefill=tokens > 1)
-        for name, told in (
+        for name, by_part in (
             ("flops", metrics.get_num_flops_breakdown(step, True)),
             ("bytes_read", metrics.get_read_bytes_breakdown(step, True)),
             ("bytes_written", metrics.get_write_bytes_breakdown(step, True)),
         ):
-            for part, count in told.items():
-                found[name][part] = found[name].get(part, 0) + int(count)
-    return dict(found)
+            for part, count in by_part.items():
+                estimate[name][part] = estimate[name].get(part, 0) + int(count)
+    return dict(estimate)

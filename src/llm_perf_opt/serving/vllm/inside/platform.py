@@ -67,8 +67,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     for extension in _CUDA_EXTENSIONS:
         sys.modules.setdefault(extension, ModuleType(extension))
-    globals()[name] = found = _platform(_seen["device"])
-    return found
+    globals()[name] = platform = _platform(_seen["device"])
+    return platform
 
 
 def _platform(device: SeenDevice) -> type:

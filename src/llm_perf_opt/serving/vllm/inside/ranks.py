@@ -52,7 +52,7 @@ def forget_groups() -> None:
 
 @contextmanager
 def _fake_groups() -> Iterator[None]:
-    """Groups of torch's fake backend, each named after its axis, that exchange by `torch.distributed` alone."""
+    """Groups of torch's fake backend, each named after its axis, that communicate by `torch.distributed` alone."""
     from vllm.platforms import current_platform
 
     new_group, init = dist.new_group, groups.GroupCoordinator.__init__
@@ -71,7 +71,7 @@ def _fake_groups() -> Iterator[None]:
         self.device = torch.device("cpu")
 
     try:
-        setattr(dist, "new_group", fake_group)  # noqa: B010 - its type is that of torch's own
+        setattr(dist, "new_group", fake_group)  # noqa: B010 - its type is the type of torch's own
         groups.GroupCoordinator.__init__ = plain
         platform.get_device_communicator_cls = classmethod(lambda cls: _COMMUNICATOR)
         yield

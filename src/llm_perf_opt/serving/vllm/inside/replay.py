@@ -24,8 +24,8 @@ _engines: dict[bytes, list[Any]] = {}  # by their settings, the one used last at
 
 def answer(job_file: Path, report: Report) -> Replayed:
     """What becomes of the requests of a job in one engine."""
-    (found,) = answers(job_file, report)
-    return found
+    (replayed,) = answers(job_file, report)
+    return replayed
 
 
 def answers(job_file: Path, report: Report) -> list[Replayed]:
@@ -38,7 +38,7 @@ def answers(job_file: Path, report: Report) -> list[Replayed]:
 
 
 def _engines_for(job: ReplayJob, report: Report) -> list[Any]:
-    """As many equal engines as there are replicas, kept for the next job."""
+    """One engine for each replica; they stay open for the next job."""
     import msgspec
 
     largest_image = max((image.tokens for request in job.traffic.requests for image in request.images), default=0)
@@ -77,8 +77,7 @@ def _require_room(core: Any, traffic: Traffic) -> None:
 def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None) -> list[Replayed]:
     """The requests of a job through engines that are idle."""
     from llm_perf_opt.serving.vllm.inside.engine import decided
-    from llm_perf_opt.serving.vllm.inside.requests import RequestWriter
-    from llm_perf_opt.serving.vllm.inside.routing import FrontEnd
+    from llm_perf_opt.serving.vllm.inside.front_end import FrontEnd, RequestWriter
     from llm_perf_opt.serving.vllm.inside.run import run
 
     rounds = _rounds(job)

@@ -22,7 +22,7 @@ def run(
     route: Route | None = None,
     rounds: Rounds | None = None,
 ) -> list[AnsweredRequests]:
-    """All requests, answered by engine cores whose executors have a clock and a log of steps; one entry for each core.
+    """Let engine cores answer all requests; their executors have a clock and a log of steps. One entry for each core.
 
     Every core has its own clock. The one that is furthest behind steps next, so no request comes to a core before
     its time. With `rounds` they have one clock, and all step. `route` chooses the core where there are several.
@@ -71,15 +71,15 @@ class _Replica:
         return outputs or {}
 
     def take(self, outputs: Any) -> list[str]:
-        """Note when tokens came; the names of those whose answer ended."""
+        """Note when tokens came; return the names of requests that ended."""
         now, first_s = self.clock.now, self._first_s
         ended = []
         for output in outputs.values():
-            for one in output.outputs:
-                name = one.request_id
+            for answer in output.outputs:
+                name = answer.request_id
                 if name not in first_s:
                     first_s[name] = now
-                if one.finish_reason is not None:
+                if answer.finish_reason is not None:
                     known = self.inside.pop(name)
                     self._ended[name] = now, known.num_output_tokens, known.num_preemptions
                     ended.append(name)
@@ -131,18 +131,22 @@ class _Run:
         """Everyone who has something to do takes a step; tokens come when all of them are done."""
         came = [(replica, replica.step()) for replica in self.replicas if replica.has_work and not replica.is_stuck]
         rounds.close()
-        return [name for one, outputs in came for name in one.take(outputs)]
+        return [name for replica, outputs in came for name in replica.take(outputs)]
 
     def _furthest_behind(self) -> _Replica | None:
-        """Of those that have something to do."""
-        found = None
+        """Of the replicas with work, the one with the earliest clock."""
+        furthest = None
         for replica in self.replicas:
-            if (found is None or replica.clock.now < found.clock.now) and replica.has_work and not replica.is_stuck:
-                found = replica
-        return found
+            if (
+                (furthest is None or replica.clock.now < furthest.clock.now)
+                and replica.has_work
+                and not replica.is_stuck
+            ):
+                furthest = replica
+        return furthest
 
     def _arrival_s(self) -> float | None:
-        """Of the next request; None if there is none, or no place for it yet."""
+        """The arrival of the next request; None if there is none, or no place for it yet."""
         if self._next == len(self._requests):
             return None
         own_s = self._requests[self._next].arrival_s

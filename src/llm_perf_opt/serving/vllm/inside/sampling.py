@@ -60,12 +60,12 @@ class ChanceOfDrafts:
         return drafted
 
     def drafted(self) -> tuple[list[str], list[list[int]]]:
-        """As many as the drafter may propose, for each sequence."""
+        """As many tokens for each sequence as the drafter may propose."""
         return self._names, [[TOKEN] * self._drafts for _ in self._names]
 
 
 class RecordedTokens:
-    """For each step how many tokens each sequence got and how many were drafted for it next."""
+    """How many tokens each sequence got in each step, and how many were drafted for it next."""
 
     def __init__(self, steps: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         self._left = iter(steps)
@@ -73,18 +73,18 @@ class RecordedTokens:
         self._next: Sequence[int] = ()
 
     def sampled(self, scheduled: Any, requests: Any) -> list[list[int]]:
-        """As in the recorded step."""
+        """The tokens of the recorded step."""
         self._names = list(scheduled.num_scheduled_tokens)
         counts, self._next = next(self._left)
         return [[TOKEN] * count for count in counts]
 
     def drafted(self) -> tuple[list[str], list[list[int]]]:
-        """As after the recorded step."""
+        """The drafts after the recorded step."""
         return self._names, [[TOKEN] * count for count in self._next]
 
 
 def chosen_sampler(speculation: Any, acceptance: float | None) -> Sampler:
-    """For the speculation that vLLM was told to do, if any."""
+    """The sampler for the speculation that vLLM was told to do, if any."""
     if speculation is None:
         return OneToken()
     if acceptance is None:
@@ -145,7 +145,7 @@ class JumpingSampler:
         return int(max(0, min(left - 1, room - 1, self._most)))
 
     def drafted(self) -> tuple[list[str], list[list[int]]]:
-        """For each sequence alike."""
+        """The same number of drafts for each sequence."""
         return self._names, [[TOKEN] * self._drafts for _ in self._names]
 
 
@@ -160,5 +160,5 @@ class JumpingTime:
         """All of them: the cache grows by one token of each sequence in every step, and time evenly with it."""
         steps = 1 + batch.drafted_tokens // max(1, batch.decoding)
         cached = batch.cached_tokens + batch.decoding * (steps - 1) // 2
-        found = self._table.seconds(batch.decoding, cached, batch.chunks, batch.image_tokens)
-        return (found * steps + (steps - 1) * self.host_s) * self._slower
+        step_s = self._table.seconds(batch.decoding, cached, batch.chunks, batch.image_tokens)
+        return (step_s * steps + (steps - 1) * self.host_s) * self._slower

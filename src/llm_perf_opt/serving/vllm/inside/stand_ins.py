@@ -63,6 +63,10 @@ CUSTOM_OPS = (
 )
 _NAMESPACES = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_stable_libtorch")
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm._C", "vllm._moe_C")
+_GENERIC_CLASSES = {
+    "DeepseekV32ForCausalLM": "DeepseekV3ForCausalLM",
+    "GlmMoeDsaForCausalLM": "GlmMoeDsaForCausalLM",
+}
 _LIBRARIES: list[torch.library.Library] = []  # an op lives as long as its library
 
 
@@ -101,6 +105,7 @@ def stand_in() -> None:
     """Put all stand-ins in place, once per process and before a model class is imported."""
     if _LIBRARIES:
         return
+    _launch_no_kernels()
     for name in _EXTENSIONS:
         sys.modules.setdefault(name, types.ModuleType(name))
     _define_kernels()
@@ -114,15 +119,17 @@ def stand_in() -> None:
     torch.cuda.Stream = torch.cuda.Event = NoStream  # type: ignore[misc,assignment]
     _leave_out_fused_norms()
     _stand_in_for_sparse_indexer()
+    _stand_in_for_experts()
     _stand_in_for_triton()
     # Layers that ask for the device to put a buffer on would get the number of a GPU.
     type(importlib.import_module("vllm.platforms").current_platform).current_device = classmethod(lambda cls: "cpu")
     _inspect_here()
+    _take_generic_classes()
     _stand_in_for_tokenizers()
 
 
 def _leave_out_fused_norms() -> None:
-    """A norm that exchanges squares between ranks would reserve memory of its peers; without its kernel it does not."""
+    """A norm with an all-reduce of squares would reserve memory of its peers; without its kernel it does not."""
     if importlib.util.find_spec("vllm.model_executor.layers.minimax_rms_norm") is not None:
         _replace("vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp", "_MINIMAX_FUSED_AR_RMS_QK", None)
 
@@ -136,7 +143,7 @@ class NoStream:
 
 
 def _stand_in_for_sparse_indexer() -> None:
-    """Which keys sparse attention reads is chosen by kernels of DeepGEMM, beside the other work on its own stream."""
+    """Which keys sparse attention reads is chosen by kernels of DeepGEMM, on a stream of their own."""
     indexer, group = "vllm.model_executor.layers.sparse_attn_indexer", "vllm.v1.attention.backends.mla.index_group"
     for module, name, answer in (
         (indexer, "has_deep_gemm", _yes),
@@ -145,6 +152,17 @@ def _stand_in_for_sparse_indexer() -> None:
     ):
         if importlib.util.find_spec(module) is not None:
             _replace(module, name, answer)
+    if importlib.util.find_spec(group) is not None:  # an event that its layers wait for: there is none
+        importlib.import_module(group).SparseMLAIndexGroup.set_logical_topk_ready = _nothing
+
+
+def _stand_in_for_experts() -> None:
+    """Triton's kernels for experts in mxfp4, which the builds for GPUs bring along: without them others pad more."""
+    experts = "vllm.model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe"
+    if importlib.util.find_spec(experts) is not None:
+        _replace(experts, "has_triton_kernels", _yes)
+        routed = importlib.import_module("vllm.model_executor.layers.fused_moe.routed_experts").RoutedExperts
+        routed._ensure_moe_quant_config_init = _nothing  # scales that are swizzled once weights are loaded
 
 
 def _replace(module: str, name: str, stand_in: Any) -> None:
@@ -182,12 +200,12 @@ def _stand_in_for_flash_attention() -> None:
 
 
 def _name_in(module: str) -> Callable[[str], MissingKernel]:
-    def found(name: str) -> MissingKernel:
+    def kernel(name: str) -> MissingKernel:
         if name.startswith("__"):
             raise AttributeError(name)
         return MissingKernel(f"{module}.{name}")
 
-    return found
+    return kernel
 
 
 class TileSizes:
@@ -195,6 +213,27 @@ class TileSizes:
 
     def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **_: Any) -> None:
         self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
+
+
+class UnlaunchedKernel:
+    """A kernel of Triton's that does nothing when it is launched: the tensors that it would write stay ghosts."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return _nothing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What a kernel calls is a plain function."""
+        return self.function(*args, **kwargs)
+
+
+def _launch_no_kernels() -> None:
+    """Before any module with kernels is imported."""
+    triton = importlib.import_module("vllm.triton_utils").triton
+    if type(triton).__name__ == "TritonPlaceholder":
+        triton.jit = lambda *args, **_: UnlaunchedKernel(args[0]) if args else UnlaunchedKernel
 
 
 def _stand_in_for_triton() -> None:
@@ -226,6 +265,13 @@ def _inspect_here() -> None:
     _replace(registry.__name__, "_try_inspect_model_cls", lambda name, model: model.inspect_model_cls())
 
 
+def _take_generic_classes() -> None:
+    """Sparse latent attention as vLLM writes it for any device: the class for GPUs calls Triton's kernels by itself."""
+    registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
+    for name, generic in _GENERIC_CLASSES.items():
+        registry.register_model(name, f"vllm.model_executor.models.deepseek_v2:{generic}")
+
+
 class AnyTokenizer:
     """A tokenizer of a folder that has none: every token has a number, and no text has more than one."""
 
@@ -255,8 +301,8 @@ def _stand_in_for_tokenizers() -> None:
     registry = importlib.import_module("vllm.tokenizers.registry")
     plain = registry.cached_tokenizer_from_config
 
-    def found(config: Any, **options: Any) -> Any:
+    def cached_tokenizer(config: Any, **options: Any) -> Any:
         return AnyTokenizer() if config.skip_tokenizer_init else plain(config, **options)
 
     for module in ("vllm.tokenizers", registry.__name__):
-        _replace(module, "cached_tokenizer_from_config", found)
+        _replace(module, "cached_tokenizer_from_config", cached_tokenizer)

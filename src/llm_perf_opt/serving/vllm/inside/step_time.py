@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     decoding: int
     cached_tokens: int  # before the step, of all that decode
     chunks: list[tuple[int, int]]
-    drafted_tokens: int  # to be verified, beside the one token of each that decodes
+    drafted_tokens: int  # to be verified, in addition to one token for each sequence that decodes
     image_tokens: int
     prompt_tokens: int
     new: Sequence[Any]  # requests that are in a step for the first time, or again after they lost their cache
@@ -39,10 +39,10 @@ class TableTime:
 
     def seconds(self, batch: Batch) -> float:
         """How long one rank is busy with it."""
-        found = self._table.seconds(
+        step_s = self._table.seconds(
             batch.decoding, batch.cached_tokens, batch.chunks, batch.image_tokens, batch.drafted_tokens
         )
-        return found * self._slower
+        return step_s * self._slower
 
 
 class RecordedTime:
@@ -56,14 +56,14 @@ class RecordedTime:
 
     def seconds(self, batch: Batch) -> float:
         """The next of them."""
-        found = next(self._left, None)
-        if found is None:
+        step_s = next(self._left, None)
+        if step_s is None:
             raise PerfOptError(
-                f"The replay has more steps than the {self._count:,} whose times are given.",
+                f"The replay has more steps than the {self._count:,} with a given time.",
                 why="the engine that was recorded had other settings or other requests",
                 fix="replay the recorded requests with the recorded settings",
             )
-        return found
+        return step_s
 
 
 def batch_of(scheduled: Any, requests: Any) -> Batch:
@@ -77,7 +77,7 @@ def batch_of(scheduled: Any, requests: Any) -> Batch:
     decoding = context = drafted = prompt = 0
     chunks = []
     before = list(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    for name, computed in before + [(one.req_id, one.num_computed_tokens) for one in new]:
+    for name, computed in before + [(request.req_id, request.num_computed_tokens) for request in new]:
         count = tokens[name]
         if name in drafts:
             drafted += count - 1

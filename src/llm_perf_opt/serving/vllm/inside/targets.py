@@ -51,8 +51,8 @@ class VllmModel:
     @property
     def layers(self) -> Mapping[str, Any]:
         """The layers that ops find by name."""
-        found: Mapping[str, Any] = self.config.compilation_config.static_forward_context
-        return found
+        layers: Mapping[str, Any] = self.config.compilation_config.static_forward_context
+        return layers
 
     @property
     def cached_layers(self) -> dict[str, Any]:
@@ -160,10 +160,10 @@ def bind_caches(model: VllmModel, sequences: int, tokens: int) -> list[Any]:
         if heads is None:
             continue  # a state of fixed size, which its own op holds
         window = getattr(spec, "sliding_window", None)
-        kept = min(tokens, window) if type(window) is int and window > 0 else tokens
+        cached_tokens = min(tokens, window) if type(window) is int and window > 0 else tokens
         width = bytes_per_token(spec) // heads
         dtype = spec.dtype if spec.dtype.itemsize > 1 else _FP8
-        cache = new_ghost(contiguous_spec((sequences, kept, heads, width // dtype.itemsize), dtype))
+        cache = new_ghost(contiguous_spec((sequences, cached_tokens, heads, width // dtype.itemsize), dtype))
         model.layers[name].kv_cache = cache
         made.append(cache)
     return made
@@ -197,14 +197,14 @@ def cache_facts(model: VllmModel) -> dict[str, Json]:
 
 _ROUTED = (
     "routed_experts(Tensor hidden, Tensor[] weights, Tensor? logits, int experts, int held, int groups_used, "
-    "int chosen, int inner, int products, int tensor_ranks, int expert_ranks) -> Tensor"
+    "int chosen, int inner, int matmuls, int tensor_ranks, int expert_ranks) -> Tensor"
 )
 _LIBRARIES: list[torch.library.Library] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformBatch:
-    """Equal sequences in one step: so many new tokens each, behind so many in the cache."""
+    """Equal sequences in one step: this many new tokens each, behind this many in the cache."""
 
     sequences: int
     new_tokens: int
@@ -216,7 +216,7 @@ class UniformBatch:
         return self.sequences * self.new_tokens
 
     def facts(self) -> dict[str, int]:
-        """For the record of an op."""
+        """The facts for the record of an op."""
         return {"sequences": self.sequences, "new_tokens": self.new_tokens, "cached_tokens": self.cached_tokens}
 
 
@@ -247,7 +247,7 @@ def install_rules() -> None:
 
 
 def _ops_that_write() -> list[str]:
-    """Every op of vLLM's that returns nothing: those of its extension that are known here, and its layers' own."""
+    """Every op of vLLM's that returns nothing: the known ops of its extension, and its layers' own."""
     kernels = [f"{namespace}::{name}" for namespace, schemas in KERNELS.items() for name in schemas]
     own = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("vllm::") and "." not in name]
     return [*kernels, *(name for name in own if not _schema(name).returns)]
@@ -260,7 +260,7 @@ def _schema(name: str) -> Any:
 def _written(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
     """A kernel that returns nothing: what it writes is its result, so that the way of a tensor can be followed."""
     if engine.recorder is not None:
-        given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
         names = [
             argument.name
             for argument in func._schema.arguments
@@ -274,9 +274,9 @@ def _layer(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The layer that an op names among its arguments."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, str) or type(value).__name__ in ("LayerName", "FakeScriptObject"):
-            found = RunningStep.layers.get(_resolve_layer_name(value))
-            if found is not None:
-                return found
+            layer = RunningStep.layers.get(_resolve_layer_name(value))
+            if layer is not None:
+                return layer
     raise LookupError("the op names no layer")
 
 
@@ -332,8 +332,8 @@ def _with_cache(layer: Any) -> dict[str, torch.Tensor]:
 
 def _window(layer: Any) -> int | None:
     """How many keys a query of this layer sees at most; None: all."""
-    found = getattr(layer, "sliding_window", None)
-    return found if type(found) is int and found > 0 else None
+    window = getattr(layer, "sliding_window", None)
+    return window if type(window) is int and window > 0 else None
 
 
 def _open_experts(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
@@ -343,7 +343,7 @@ def _open_experts(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Ma
 
 
 def _open_norms(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Done:
-    """A norm over the heads of all ranks as vLLM's own reference does it, with the exchange of its squares."""
+    """A norm over the heads of all ranks as vLLM's own reference does it, with the all-reduce of its squares."""
     from vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp import _minimax_qk_norm_tp_eager
 
     qkv, query_weight, key_weight, query_size, key_size, _, ranks, epsilon = args[:8]
@@ -370,27 +370,27 @@ def _apply_routed(
     self._maybe_apply_shared_experts(shared_experts_input, SharedExpertsOrder.NO_OVERLAP)
     if self._shared_experts is not None and self._shared_experts._output[0] is None:
         self._maybe_apply_shared_experts(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
-    found = self.moe_config
+    config = self.moe_config
     weights = [weight for name, weight in self.routed_experts.named_parameters() if "weight" in name]
-    touched = touched_experts(found.num_experts, found.experts_per_token, hidden_states.shape[0])
+    touched = touched_experts(config.num_experts, config.experts_per_token, hidden_states.shape[0])
     routed = torch.ops.vllm_moe.routed_experts(
         hidden_states,
         weights,
         router_logits,
-        found.num_experts,
-        found.num_local_experts,
-        -(-touched * found.num_local_experts // found.num_experts),
-        found.experts_per_token,
-        found.intermediate_size_per_partition,
+        config.num_experts,
+        config.num_local_experts,
+        -(-touched * config.num_local_experts // config.num_experts),
+        config.experts_per_token,
+        config.intermediate_size_per_partition,
         3 if _is_gated(self) else 2,
-        found.moe_parallel_config.tp_size,
-        found.moe_parallel_config.ep_size,
+        config.moe_parallel_config.tp_size,
+        config.moe_parallel_config.ep_size,
     )
     return (self._shared_experts.output if self._shared_experts is not None else None), routed
 
 
 def _is_gated(runner: Any) -> bool:
-    """Whether an expert has a gate beside up and down."""
+    """Whether an expert has a gate next to up and down."""
     return bool(getattr(runner.moe_config, "is_act_and_mul", True))
 
 

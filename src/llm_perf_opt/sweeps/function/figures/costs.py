@@ -1,4 +1,4 @@
-"""What a program costs as forms: FLOPs, bytes, launches and peak memory, by stage and in all.
+"""What a program costs as forms: FLOPs, bytes, kernel launches and peak memory, by stage and in all.
 
 The price of an op is asked at as many points as its polynomial has terms, and at some more that check it. The points
 are not traced: the program says what runs there. So no formula of an op has to know of forms.
@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostForms:
-    """The figures of some ops. `unpriced_ops` are in no sum but that of `ops`."""
+    """The figures of some ops. `unpriced_ops` count in `ops` and in no other sum."""
 
     flops: Form = ZERO
     vector_flops: Form = ZERO
@@ -56,7 +56,7 @@ class CostForms:
         )
 
     def times(self, count: int) -> CostForms:
-        """The figures of so many runs."""
+        """The figures of this many runs."""
         return CostForms(
             flops=self.flops * count,
             vector_flops=self.vector_flops * count,
@@ -106,7 +106,7 @@ def figure_forms(program: Program, region: Region) -> FigureForms:
     fitting = OpFitting(region)
     names, column = stage_names(program.skeleton), ops_of(program.skeleton).kind
     counts = Counter(zip(stage_of_ops(program.skeleton), column, strict=True))
-    costs = [fitting.found(kind, _cost) for kind in program.kinds]
+    costs = [fitting.fitted(kind, _cost) for kind in program.kinds]
     by_stage = {name: CostForms() for name in names}
     for (stage, kind), count in counts.items():
         by_stage[names[stage]] = by_stage[names[stage]] + costs[kind].times(count)
@@ -124,18 +124,18 @@ class OpFitting:
 
     def cost(self, kind: SizedKind) -> CostForms:
         """The figures of one run of an op."""
-        return self.found(kind, _cost)
+        return self.fitted(kind, _cost)
 
-    def found(self, kind: SizedKind, ask: Callable[[Sequence[OpKind], Fit], Found | None]) -> Found:
+    def fitted(self, kind: SizedKind, ask: Callable[[Sequence[OpKind], Fit], Found | None]) -> Found:
         """What `ask` makes of an op at points and of how values there become forms, over the first basis that does."""
         forms = list(kind.forms())
         steps = tuple(dict.fromkeys(atom for form in forms for atom in form.atoms() if isinstance(atom, Step)))
         for basis in (steps, (*steps, *_sort_depths(kind)), (*steps, *_larger_sides(kind))):
             points, fitter = self._fitter(basis)
-            found = ask([kind.at(point) for point in points], fitter.fit)
-            if found is not None:
-                return found
-        text = f"the price of {kind.kind.name} is no polynomial of its sizes"
+            fitted = ask([kind.at(point) for point in points], fitter.fit)
+            if fitted is not None:
+                return fitted
+        text = f"the price of {kind.kind.name} is not a polynomial of its sizes"
         raise NoRule(Parting(what=NO_RULE, op=None, text=text))
 
     def _fitter(self, steps: tuple[Step, ...]) -> tuple[list[Point], DenseFitter]:
@@ -170,7 +170,7 @@ def _sort_depths(kind: SizedKind) -> list[Step]:
 
 
 def _larger_sides(kind: SizedKind) -> list[Step]:
-    """The larger of a tensor's size and that of another, which does not vary."""
+    """The larger of a tensor's size and another tensor's size, which does not vary."""
     sizes = [elements_of(meta) for meta in (*kind.inputs, *kind.outputs)]
     fixed = [size.constant for size in sizes if size.constant is not None]
     varying = [size for size in sizes if size.constant is None]
@@ -186,16 +186,16 @@ def elements_of(meta: SizedMeta) -> Form:
 
 
 def basis_of(region: Region, steps: Sequence[Step] = ()) -> list[Monomial]:
-    """Products of lengths up to the third degree and of one batch, and of a step with up to two of them."""
+    """Matmuls of lengths up to the third degree and of one batch, and of a step with up to two of them."""
     varying = [name for name, (low, high) in region.items() if low < high]
     lengths = [name for name in varying if name != BATCH]
-    products = [
+    matmuls = [
         names for degree in range(_LENGTH_DEGREE + 1) for names in combinations_with_replacement(lengths, degree)
     ]
     batches: list[tuple[str, ...]] = [(), (BATCH,)] if BATCH in varying else [()]
-    plain = [monomial(*batch, *product) for batch in batches for product in products]
+    plain = [monomial(*batch, *matmul) for batch in batches for matmul in matmuls]
     stepped = [
-        monomial(step, *batch, *names) for step in steps for batch in batches for names in products if len(names) < 2
+        monomial(step, *batch, *names) for step in steps for batch in batches for names in matmuls if len(names) < 2
     ]
     chunked = [step for step in steps if step.kind is StepKind.CEIL]
     stepped += [monomial(step, step, *batch) for step in chunked for batch in batches]
@@ -204,7 +204,7 @@ def basis_of(region: Region, steps: Sequence[Step] = ()) -> list[Monomial]:
 
 
 def generic_points(region: Region, count: int) -> list[Point]:
-    """So many points of a region, or all it has, in no regular order; the same for the same region."""
+    """`count` points of a region, or all it has, in no regular order; the same for the same region."""
     rng = random.Random(0)
     corners = [dict(zip(region, corner, strict=True)) for corner in product(*(set(ends) for ends in region.values()))]
     corners_by_values = {tuple(point.values()): point for point in corners}
@@ -247,13 +247,13 @@ def live_curves(lives: Iterable[tuple[Form, int, int]], op_count: int) -> list[M
 
 
 def undominated(curves: Sequence[Mapping[Monomial, int]]) -> tuple[Form, ...]:
-    """Those that no other exceeds in every coefficient; monomials are never negative, so the rest is never largest."""
-    kept: list[Mapping[Monomial, int]] = []
+    """The curves that no other exceeds in every coefficient: monomials are never negative, so no other is largest."""
+    undominated_curves: list[Mapping[Monomial, int]] = []
     for curve in sorted(curves, key=lambda terms: -sum(terms.values())):
-        if not any(_covers(other, curve) for other in kept):
-            kept = [other for other in kept if not _covers(curve, other)] + [curve]
-    return tuple(Form(dict(curve)) for curve in kept) or (ZERO,)
+        if not any(_covers(other, curve) for other in undominated_curves):
+            undominated_curves = [other for other in undominated_curves if not _covers(curve, other)] + [curve]
+    return tuple(Form(dict(curve)) for curve in undominated_curves) or (ZERO,)
 
 
-def _covers(one: Mapping[Monomial, int], other: Mapping[Monomial, int]) -> bool:
-    return all(one.get(key, 0) >= other.get(key, 0) for key in (*one, *other))
+def _covers(covering: Mapping[Monomial, int], covered: Mapping[Monomial, int]) -> bool:
+    return all(covering.get(key, 0) >= covered.get(key, 0) for key in (*covering, *covered))

@@ -16,7 +16,7 @@ from llm_perf_opt.core.callgraph.queries import ops_of, stage_names, stage_of_op
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.costs.necessary.read_once import preparation
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, ProductShape
+from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, KernelShape, MatmulShape
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
 from llm_perf_opt.sweeps.function.figures.costs import Fit, OpFitting
@@ -26,14 +26,14 @@ from llm_perf_opt.sweeps.function.program.alignment import Parting
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.engine_kernels import fused_sequence
-from llm_perf_opt.timing.rank_bound import least_exchanges
+from llm_perf_opt.timing.rank_bound import least_collectives
 
 _SIZES = ("flops", "skippable_flops", "bytes_moved", "avoidable_bytes", "rows", "weights", "sequences", "queries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveForms:
-    """A collective whose payload is a form; its kind and its ranks are the same at every point."""
+    """A collective with a payload that is a form; its kind and its ranks are the same at every point."""
 
     kind: CollectiveKind
     group: GroupRanks
@@ -47,7 +47,7 @@ class CollectiveForms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelForms:
-    """One launch; the fields are those of a kernel."""
+    """One kernel launch, with the fields of a kernel."""
 
     kind: KernelKind
     dtype: str
@@ -79,7 +79,7 @@ class KernelForms:
         )
 
 
-ExchangeCounts = Mapping[str, Mapping[CollectiveForms, int]]  # stage -> what it must exchange, and how often
+CollectiveCounts = Mapping[str, Mapping[CollectiveForms, int]]  # stage -> the collectives it must run, and how often
 KernelCounts = Mapping[str, Mapping[KernelForms, int]]  # stage -> its kernels, and how often each is launched
 
 
@@ -107,7 +107,7 @@ def _as_written(rebuilt: Rebuilt) -> KernelCounts:
     prepared = preparation(skeleton).stop
     counts = Counter(zip(stages[prepared:], kinds[prepared:], strict=True))
     launched = {
-        number: fitting.found(shape.kinds[number], _kernels_of_op)
+        number: fitting.fitted(shape.kinds[number], _kernels_of_op)
         for number in dict.fromkeys(kind for _, kind in counts)
     }
     by_stage: dict[str, Counter[KernelForms]] = {name: Counter() for name in names}
@@ -152,7 +152,7 @@ def _common(patterns: Iterable[AccessPattern | None]) -> AccessPattern | None:
 
 
 def _collective(same: Sequence[Kernel], fit: Fit) -> CollectiveForms | None:
-    """What the kernels exchange; None: nothing, or not the same at every point."""
+    """The collective of the kernels; None: they have none, or not the same at every point."""
     calls = [kernel.collective for kernel in same if kernel.collective is not None]
     if len(calls) < len(same) or len({(c.kind, c.group, c.axis) for c in calls}) > 1:
         return None
@@ -174,15 +174,15 @@ def _fused(rebuilt: Rebuilt, *, least: bool) -> KernelCounts:
             for stage, kernel in zip(stages, kernels, strict=True):
                 by_stage.setdefault(stage, Counter())[kernel] += 1
             return by_stage
-    raise _no_rule("the size of a fused kernel is no polynomial")
+    raise _no_rule("the size of a fused kernel is not a polynomial")
 
 
-def exchange_forms(rebuilt: Rebuilt) -> ExchangeCounts:
+def collective_counts(rebuilt: Rebuilt) -> CollectiveCounts:
     """The collectives of each stage that no engine can do without; `NoRule` where they differ from point to point."""
     for points, fitter in rebuilt.bases():
         lists = [_least(rebuilt.graph(point)) for point in points]
         if len({tuple((stage, c.kind, c.group, count) for stage, c, count in some) for some in lists}) > 1:
-            raise _no_rule("what ranks must exchange differs from point to point")
+            raise _no_rule("the collectives that ranks must run differ from point to point")
         by_stage: dict[str, dict[CollectiveForms, int]] = {}
         for same in zip(*lists, strict=True):
             stage, first, count = same[0]
@@ -194,18 +194,18 @@ def exchange_forms(rebuilt: Rebuilt) -> ExchangeCounts:
             counts[forms] = counts.get(forms, 0) + count
         else:
             return by_stage
-    raise _no_rule("the payload of a collective is no polynomial")
+    raise _no_rule("the payload of a collective is not a polynomial")
 
 
 def _least(graph: CallGraph) -> list[tuple[str, Collective, int]]:
-    return [(stage, c, count) for stage, least in least_exchanges(graph).items() for c, count in least.items()]
+    return [(stage, c, count) for stage, least in least_collectives(graph).items() for c, count in least.items()]
 
 
 def _no_rule(text: str) -> NoRule:
     return NoRule(Parting(what=NO_RULE, op=None, text=text))
 
 
-_TYPES = (ProductShape, AttentionShape, ExpertsShape)
+_TYPES = (MatmulShape, AttentionShape, ExpertsShape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

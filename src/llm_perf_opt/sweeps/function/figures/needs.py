@@ -32,7 +32,7 @@ _Key = tuple[str, str, str]  # figure, stage, dtype; "" where it has none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertForms:
-    """The experts of one layer on a rank, as in `ExpertBlock`: `tokens` choose `chosen`, each of so many bytes."""
+    """The experts of one layer on a rank, as in `ExpertBlock`: `tokens` choose `chosen`, each of this many bytes."""
 
     experts: int
     chosen: int
@@ -71,16 +71,16 @@ class NeedForms:
 
 def need_forms(rebuilt: Rebuilt) -> NeedForms:
     """The needs of a program in the region of its cell."""
-    found = rebuilt.fit(_plain_needs)
+    fitted = rebuilt.fit(_plain_needs)
     skeleton = rebuilt.program.skeleton
     return NeedForms(
-        weight_bytes=found.forms.get("weight_bytes") or Form(),
-        parameters=found.forms.get("parameters") or Form(),
-        resident_bytes=found.forms.get(RESIDENT),
-        cache_bytes=found.forms.get("cache_bytes"),
+        weight_bytes=fitted.forms.get("weight_bytes") or Form(),
+        parameters=fitted.forms.get("parameters") or Form(),
+        resident_bytes=fitted.forms.get(RESIDENT),
+        cache_bytes=fitted.forms.get("cache_bytes"),
         necessary=_necessary_forms(rebuilt),
         policy=routing_policy_of(skeleton),
-        by_point=found.by_point,
+        by_point=fitted.by_point,
     )
 
 
@@ -132,13 +132,13 @@ def _experts(rebuilt: Rebuilt) -> dict[str, tuple[ExpertForms, ...]] | None:
     """Stage -> the experts of its layers in the order in which they run; None where a policy needs the trace itself."""
     if routing_policy_of(rebuilt.program.skeleton) == AS_TRACED:
         return None
-    found = rebuilt.fit(_expert_needs)
-    if found.by_point:
+    fitted = rebuilt.fit(_expert_needs)
+    if fitted.by_point:
         return None
     by_stage: dict[str, list[ExpertForms]] = {}
-    for number in range(1 + max((number for number, _, _ in found.forms), default=-1)):
-        facts = {what: form for (place, what, _), form in found.forms.items() if place == number}
-        stage = next(stage for place, _, stage in found.forms if place == number)
+    for number in range(1 + max((number for number, _, _ in fitted.forms), default=-1)):
+        facts = {what: form for (place, what, _), form in fitted.forms.items() if place == number}
+        stage = next(stage for place, _, stage in fitted.forms if place == number)
         numbers = [None if (form := facts[what]) is None else form.constant for what in _BLOCK]
         tokens = facts["tokens"]
         if tokens is None or None in numbers:
@@ -180,7 +180,7 @@ def stage_costs_of(graph: CallGraph) -> dict[tuple[str, str], int | None]:
 
 
 def costs_of(graph: CallGraph) -> dict[str, int | None]:
-    """The same of all stages together, and the peak."""
+    """The figures of all stages together, and the peak."""
     stages = stage_costs_of(graph)
     names = ("flops", "vector_flops", "bytes_moved", "launches")
     totals = {name: sum(value or 0 for (_, figure), value in stages.items() if figure == name) for name in names}

@@ -46,7 +46,7 @@ class PackedOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackedOp:
-    """Ops of one kind whose figure has no packed meaning. `at_most`: run for each sequence by itself."""
+    """Ops of one kind with a figure that has no packed meaning. `at_most`: if run for each sequence by itself."""
 
     op: str
     runs: int
@@ -58,7 +58,7 @@ class UnpackedOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFigures:
-    """The figures of a packed step without those of `unpacked`, and of the bytes what sequences share."""
+    """The figures of a packed step without the ops in `unpacked`, and how many of its bytes sequences share."""
 
     flops: int
     vector_flops: int
@@ -124,22 +124,22 @@ class PackingRule:
     def __init__(self, sequences: Sequence[PackedSequence]) -> None:
         self._counts = Counter(sequences)  # most decoding sequences of a plan are alike
         self._tokens = sum(sequence.new_tokens for sequence in sequences)
-        self._products: dict[Monomial, int | None] = {}
+        self._matmuls: dict[Monomial, int | None] = {}
 
     def value(self, form: Form) -> int | None:
         """The figure of the packed step; None where the form has no packed meaning."""
         total = 0
         for monomial, coefficient in form.terms.items():
-            value = self._product(monomial)
+            value = self._matmul(monomial)
             if value is None:
                 return None
             total += coefficient * value
         return total
 
-    def _product(self, monomial: Monomial) -> int | None:
-        if monomial not in self._products:
-            self._products[monomial] = self._found(monomial)
-        return self._products[monomial]
+    def _matmul(self, monomial: Monomial) -> int | None:
+        if monomial not in self._matmuls:
+            self._matmuls[monomial] = self._found(monomial)
+        return self._matmuls[monomial]
 
     def _found(self, monomial: Monomial) -> int | None:
         steps = [atom for atom in monomial if isinstance(atom, Step)]
@@ -165,10 +165,12 @@ def _varies_with_batch(step: Step) -> bool:
 
 
 def _shared(cost: CostForms, rule: PackingRule) -> int:
-    """Bytes that do not grow with the sequences one by one: weights, and those of the experts that are touched."""
+    """Bytes that do not grow with every sequence: weights, including the weights of touched experts."""
     terms = cost.bytes_moved.terms.items()
-    kept = Form.sum_of((term, coefficient) for term, coefficient in terms if not any(isinstance(a, str) for a in term))
-    return rule.value(kept) or 0
+    shared = Form.sum_of(
+        (term, coefficient) for term, coefficient in terms if not any(isinstance(a, str) for a in term)
+    )
+    return rule.value(shared) or 0
 
 
 def _reason(form: Form) -> str:

@@ -226,25 +226,25 @@ def looped_figures(program: Program, region: Region) -> FigureForms:
 
 
 def _stepped_ops(program: Program, region: Region) -> dict[tuple[str, int], CostForms]:
-    """Stage and kind -> the figures of ops outside all loops whose price is no polynomial: sorts, broadcasts."""
+    """Stage and kind -> the figures of ops outside all loops that have no polynomial price: sorts, broadcasts."""
     looped = {row for loop in program.loops for row in range(loop.first_op, loop.end_op)}
     ops, stages = ops_of(program.skeleton), stage_of_ops(program.skeleton)
     names, fitting = stage_names(program.skeleton), OpFitting(region)
     counts = Counter((stages[row], kind) for row, kind in enumerate(ops.kind) if row not in looped)
     inside = {program.kinds[ops.kind[row]].kind.name for row in looped}
-    found: dict[tuple[str, int], CostForms] = {}
+    stepped: dict[tuple[str, int], CostForms] = {}
     for (stage, number), count in counts.items():
         kind = program.kinds[number]
         if kind.kind.name in inside or any(form.varies_by_block for form in kind.forms()):
             continue
         cost = fitting.cost(kind)
         if any(isinstance(atom, Step) and atom.kind in _STEPS for atom in cost.vector_flops.atoms()):
-            found[names[stage], number] = cost.times(count)
-    apart = {program.kinds[number].kind.name for _, number in found}
+            stepped[names[stage], number] = cost.times(count)
+    apart = {program.kinds[number].kind.name for _, number in stepped}
     for (stage, number), count in counts.items():  # all ops of such a name are left out of the sums
-        if program.kinds[number].kind.name in apart and (names[stage], number) not in found:
-            found[names[stage], number] = fitting.cost(program.kinds[number]).times(count)
-    return found
+        if program.kinds[number].kind.name in apart and (names[stage], number) not in stepped:
+            stepped[names[stage], number] = fitting.cost(program.kinds[number]).times(count)
+    return stepped
 
 
 def _peak_forms(program: Program, region: Region) -> tuple[Form, ...]:
@@ -284,23 +284,23 @@ def _copies_from(row: Row, loops: Sequence[Loop], first_ops: Sequence[int], born
 
 
 def _largest(curves: Sequence[Form], region: Region) -> tuple[Form, ...]:
-    """Of many curves those that are the largest somewhere: experts have as many curves as there are experts."""
+    """The curves that are the largest somewhere: experts have as many curves as there are experts."""
     points = generic_points(region, _POINTS)
     at = Evaluation({name: np.array([point[name] for point in points], dtype=np.int64) for name in region})
     columns = at.table(curves)
     is_largest = columns == columns.max(axis=0)
-    kept: list[Form] = []
+    largest: list[Form] = []
     covered = np.zeros(len(points), dtype=bool)
     for number in np.argsort(-is_largest.sum(axis=1), kind="stable").tolist():
         if (is_largest[number] & ~covered).any():
-            kept.append(curves[number])
+            largest.append(curves[number])
             covered |= is_largest[number]
-    return tuple(kept)
+    return tuple(largest)
 
 
 # What a program costs at points, by stage, without the call graphs of the points.
 #
-# The ops of a block differ from those of another, and the ops at a point from those at another, in their sizes alone.
+# Two blocks have the same ops, and so have two points: they differ in sizes alone.
 # An op with sizes that were seen before is not priced again.
 
 SUMS = ("flops", "vector_flops", "bytes_moved", "launches", "ops", "unpriced_ops")

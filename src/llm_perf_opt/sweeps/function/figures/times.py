@@ -1,7 +1,7 @@
 """The time of a phase at many points at once, by any source of rates.
 
 The rates of a data sheet are applied to columns of kernel sizes, measured tables to the kernels of all points. Every
-other source, and a cell whose kernels are no forms, is asked point by point; the answer says which of the two it was.
+other source, and a cell with kernels that are no forms, is asked point by point; the answer says which it was.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
+    CollectiveCounts,
     CollectiveForms,
-    ExchangeCounts,
     KernelCounts,
     KernelForms,
 )
@@ -39,9 +39,8 @@ from llm_perf_opt.timing.datasheet_rates import (
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.lower_bound import BoundBy, fastest_peak
 from llm_perf_opt.timing.predict import StageTime, stage_time
-from llm_perf_opt.timing.rates import Piece, Pieces
+from llm_perf_opt.timing.rates import Piece, Pieces, StagePieces
 from llm_perf_opt.timing.stage_work import work_of
-from llm_perf_opt.timing.step.step_rates import EngineStep
 
 Floats = NDArray[np.float64]
 _BOUNDS = tuple(BoundBy)
@@ -57,9 +56,9 @@ class AnsweredBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeColumns:
-    """A phase at many points, its stages one after the other; the fields are those of a stage's time.
+    """A phase at many points, its stages one after the other, with the fields of a stage's time.
 
-    `bound_by` is what limits the stage that takes longest. None: the source has no such figure, or not at every point.
+    `bound_by` is the bottleneck of the longest stage. None: the source has no such figure, or not at every point.
     """
 
     lower_bound_s: Floats | None
@@ -109,11 +108,11 @@ def times_by_form(
     policy: str,
     at: Evaluation,
     rates: DataSheetRates,
-    exchanges: ExchangeCounts | None = None,
+    collectives: CollectiveCounts | None = None,
 ) -> TimeColumns:
     """The times of all points from forms; equal to a prediction of each point but for the last digits of a float."""
     stages = [
-        _stage(counts, needs.get(name), policy, at, rates, {} if exchanges is None else exchanges.get(name, {}))
+        _stage(counts, needs.get(name), policy, at, rates, {} if collectives is None else collectives.get(name, {}))
         for name, counts in kernels.items()
     ]
     zero = np.zeros(at.size)
@@ -143,7 +142,7 @@ def _stage(
     policy: str,
     at: Evaluation,
     rates: DataSheetRates,
-    exchanges: Mapping[CollectiveForms, int],
+    collectives: Mapping[CollectiveForms, int],
 ) -> _StageColumns:
     low, high = np.zeros(at.size), np.zeros(at.size)
     shares = np.zeros((len(_BOUNDS), at.size))
@@ -174,7 +173,7 @@ def _stage(
         if bound is None
         else bound[0]
         if rates.cluster is None
-        else np.maximum(bound[0], least_seconds(exchanges, at, rates.cluster)),
+        else np.maximum(bound[0], least_seconds(collectives, at, rates.cluster)),
         device_low_s=low,
         device_high_s=high,
         host_low_s=host_low,
@@ -197,7 +196,7 @@ def _lower_bound(needs: NecessaryForms, policy: str, at: Evaluation, rates: Data
 
 
 def _kernel_times(kernel: KernelForms, at: Evaluation, rates: DataSheetRates) -> tuple[Floats, Floats, Column]:
-    """Low and high edge of one launch, and the place of what limits it."""
+    """Low and high estimate of one kernel launch, and the place of its bottleneck."""
     low, high = np.zeros(at.size), np.zeros(at.size)
     limit = np.zeros(at.size, dtype=np.int64)
     flops = _floats(at.of(kernel.flops))
@@ -205,8 +204,8 @@ def _kernel_times(kernel: KernelForms, at: Evaluation, rates: DataSheetRates) ->
     moved = _floats(at.of(kernel.bytes_moved))
     needed = np.maximum(moved - _floats(at.of(kernel.avoidable_bytes)) - (rates.device.cache_bytes or 0), 0.0)
     for rows, (floor, fraction, bandwidth) in _classes(kernel, at, rates):
-        has_products = bool(kernel.flops.terms)  # the peaks of a device hold for no other work
-        fast, slow = compute_rates(kernel.dtype, fraction, rates.device) if has_products else (1.0, 1.0)
+        has_matmuls = bool(kernel.flops.terms)  # the peaks of a device hold for no other work
+        fast, slow = compute_rates(kernel.dtype, fraction, rates.device) if has_matmuls else (1.0, 1.0)
         device_rate = rates.device.bandwidth_bytes_per_s
         parts = np.stack(
             (
@@ -264,7 +263,7 @@ def _floats(column: Column) -> Floats:
 
 
 def times_by_point(predictions: Sequence[Sequence[StageTime]]) -> TimeColumns:
-    """The times of points whose stages were predicted one by one."""
+    """The times of points with stages that were predicted one by one."""
 
     def column(values: Iterator[float]) -> Floats:
         return np.array(list(values), dtype=np.float64)
@@ -345,10 +344,10 @@ def links_of(
     return LinkColumns(low_s=sums[0], high_s=sums[1], untimed=untimed)
 
 
-def least_seconds(exchanges: Mapping[CollectiveForms, int], at: Evaluation, cluster: Cluster) -> NDArray[np.float64]:
-    """The bound of what must be exchanged; a link that is not known adds nothing."""
+def least_seconds(collectives: Mapping[CollectiveForms, int], at: Evaluation, cluster: Cluster) -> NDArray[np.float64]:
+    """The lower bound of the necessary collectives; a link that is not known adds nothing."""
     zero = np.zeros(at.size)
-    return sum((_seconds(collective, at, cluster)[2] * count for collective, count in exchanges.items()), zero)
+    return sum((_seconds(collective, at, cluster)[2] * count for collective, count in collectives.items()), zero)
 
 
 def _seconds(
@@ -373,8 +372,8 @@ def times_by_tables(
     points: Sequence[Point],
     at: Evaluation,
     rates: KernelTableRates,
-    exchanges: ExchangeCounts | None = None,
-    steps: Mapping[str, Sequence[EngineStep]] | None = None,
+    collectives: CollectiveCounts | None = None,
+    steps: Mapping[str, Sequence[StagePieces]] | None = None,
 ) -> TimeColumns:
     """The times of all points from forms, as a prediction of each point gives them; `at` evaluates the same points.
 
@@ -392,9 +391,9 @@ def times_by_tables(
     def stage(name: str, place: int) -> StageTime:
         step = steps[name][place] if name in steps else None
         pieces = pieces_at[place][name] if step is None else step.pieces
-        exchanged = _exchanges(exchanges, name, points[place])
+        least = _collectives_at(collectives, name, points[place])
         return _stage_from_kernels(
-            name, necessary[name][place], pieces, rates, exchanged, None if step is None else step.seconds
+            name, necessary[name][place], pieces, rates, least, None if step is None else step.expected_s
         )
 
     predictions = [[stage(name, place) for name in kernels] for place in range(len(points))]
@@ -406,18 +405,18 @@ def _stage_from_kernels(
     necessary: NecessaryWork | None,
     pieces: Pieces,
     rates: KernelTableRates,
-    exchanges: Mapping[Collective, int],
+    collectives: Mapping[Collective, int],
     expected_s: float | None,
 ) -> StageTime:
     counts: dict[Piece, int] = {}
     for kernel, count in pieces:  # two forms may give one kernel at a point
         counts[kernel] = counts.get(kernel, 0) + count
-    return stage_time(work_of(name, {}, necessary), tuple(counts.items()), rates, exchanges, expected_s)
+    return stage_time(work_of(name, {}, necessary), tuple(counts.items()), rates, collectives, expected_s)
 
 
-def _exchanges(exchanges: ExchangeCounts | None, name: str, point: Point) -> dict[Collective, int]:
+def _collectives_at(collectives: CollectiveCounts | None, name: str, point: Point) -> dict[Collective, int]:
     counts: dict[Collective, int] = {}
-    for forms, count in ({} if exchanges is None else exchanges.get(name, {})).items():
+    for forms, count in ({} if collectives is None else collectives.get(name, {})).items():
         collective = forms.of(forms.payload.at(point))
         counts[collective] = counts.get(collective, 0) + count
     return counts

@@ -16,6 +16,7 @@ from operator import sub
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from llm_perf_opt.core.callgraph.aggregates import count_calls, count_edges, count_own_ops, count_root_calls
@@ -34,7 +35,7 @@ from llm_perf_opt.core.callgraph.records import (
     TensorMeta,
     require_safe,
 )
-from llm_perf_opt.core.output_files import plain_values, sealed_lines, write_whole
+from llm_perf_opt.core.output_files import plain_values, sealed_lines, split_seal, write_whole
 from llm_perf_opt.core.reading import filled, naming_file, read_json
 from llm_perf_opt.sweeps.function.figures.costs import Region
 from llm_perf_opt.sweeps.function.files.layout import (
@@ -67,7 +68,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedFunction:
-    """What a function file holds. `workload` is that of the trace that was varied."""
+    """What a function file holds. `workload` is the workload of the trace that was varied."""
 
     name: str  # of the model, as it was given
     tool_version: str
@@ -80,6 +81,11 @@ class SavedFunction:
 
 def write_function(function: SavedFunction, path: Path) -> None:
     """Write it whole or not at all."""
+    write_whole(path, function_lines(function))
+
+
+def function_lines(function: SavedFunction) -> Iterator[bytes]:
+    """The text of the file in pieces."""
     header = {
         "schema_version": SCHEMA_VERSION,
         "function_of": function.name,
@@ -88,7 +94,7 @@ def write_function(function: SavedFunction, path: Path) -> None:
         "deployment": dict(function.deployment),
         "media_tokens": function.media_tokens,
     }
-    write_whole(path, sealed_lines(function_document(header, function.phases, function.chunk)))
+    return sealed_lines(function_document(header, function.phases, function.chunk))
 
 
 def read_function(path: Path) -> SavedFunction:
@@ -101,6 +107,16 @@ def read_function(path: Path) -> SavedFunction:
         return filled(SavedFunction, file, name=file.function_of, phases=phases, chunk=chunk)
 
 
+def own_function(raw: bytes) -> SavedFunction:
+    """The function in a text that this program wrote; the caller has checked its digest. It is decoded once."""
+    try:
+        file = msgspec.json.decode(split_seal(raw)[0], type=FunctionFile, dec_hook=column_from_deltas)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FUNCTION_FILE.refusal("is not as it is written here", str(error)[:300]) from None
+    phases, chunk = phases_of(file, is_own=True)
+    return filled(SavedFunction, file, name=file.function_of, phases=phases, chunk=chunk)
+
+
 # A function out of a file that nobody vouches for: one that can be evaluated, or an error that says where and why not.
 #
 # Every form of a program is evaluated at the first of its samples, and the call graph there must agree with itself.
@@ -109,16 +125,19 @@ _MOST_REGIONS = 4096  # of a phase
 _MOST_OPS = 2**24  # of a loop at the first sample
 
 
-def phases_of(file: FunctionFile) -> tuple[tuple[PhaseFunction, ...], PhaseFunction | None]:
-    """The phases of a file and its step of several new tokens; each can be evaluated anywhere in its cells."""
-    reader = _PhaseReader(file)
+def phases_of(file: FunctionFile, *, is_own: bool = False) -> tuple[tuple[PhaseFunction, ...], PhaseFunction | None]:
+    """The phases of a file and its step of several new tokens; each can be evaluated anywhere in its cells.
+
+    Programs that this program wrote, `is_own`, need not be shown to agree with themselves.
+    """
+    reader = _PhaseReader(file, is_own=is_own)
     phases = tuple(reader.phase(row, f"phases[{number}]") for number, row in enumerate(file.phases))
     return phases, None if file.chunk is None else reader.phase(file.chunk, "chunk")
 
 
 class _PhaseReader:
-    def __init__(self, file: FunctionFile) -> None:
-        self._file = file
+    def __init__(self, file: FunctionFile, *, is_own: bool) -> None:
+        self._file, self._is_own = file, is_own
         self._tables = Tables(file)
         self._read: dict[Form, None] = {}
         for row, model in enumerate(file.models):
@@ -186,7 +205,8 @@ class _PhaseReader:
             oracle_counts=counts,
             samples=row.samples,
         )
-        self._require_sound(program, where)
+        if not self._is_own:
+            self._require_sound(program, where)
         return program
 
     def _require_sound(self, program: Program, where: str) -> None:
@@ -203,7 +223,7 @@ class _PhaseReader:
                 raise FUNCTION_FILE.malformed(f"{where}.loops", f"loops of at most {_MOST_OPS:,} ops", times)
             if not all(0 <= row < len(program.block_bytes) for rows in loop.given for row in rows):
                 raise FUNCTION_FILE.malformed(f"{where}.loops", "rows of memory", len(program.block_bytes))
-        if any(one.overlaps(other) for one, other in combinations(program.loops, 2)):
+        if any(loop.overlaps(later) for loop, later in combinations(program.loops, 2)):
             raise FUNCTION_FILE.malformed(f"{where}.loops", "loops that do not overlap", len(program.loops))
         with _evaluated(where):
             rebuilt = program.graph_at(program.samples[0])
@@ -284,9 +304,9 @@ def _meta_at(meta: SizedMeta, point: Point) -> TensorMeta:
 
 
 def _fixed(meta: SizedMeta, where: str) -> TensorMeta:
-    """A weight, whose size no workload changes."""
+    """A weight; no workload changes its size."""
     if any(isinstance(size, Form) for size in meta.shape):
-        raise FUNCTION_FILE.malformed(f"{where}.tensor", "a tensor whose sizes are numbers", meta.dtype)
+        raise FUNCTION_FILE.malformed(f"{where}.tensor", "a tensor with sizes that are numbers", meta.dtype)
     return _meta_at(meta, {})
 
 
@@ -504,18 +524,18 @@ def tiling_problem(domain: Region, parts: Sequence[Part]) -> str | None:
     """Why parts do not tile a domain; None where they do."""
     for region, stride in ((domain, None), *parts):
         if region.keys() != domain.keys() or any(low > high for low, high in region.values()):
-            return f"{_text(region)} is no range of {', '.join(domain)}"
+            return f"{_text(region)} is not a range of {', '.join(domain)}"
         if stride is not None and (stride.variable not in domain or stride.chunk < 1):
-            return f"{stride} is no rule for {', '.join(domain)}"
-    whole: Part = (domain, None)
+            return f"{stride} is not a rule for {', '.join(domain)}"
+    full_domain: Part = (domain, None)
     for part in parts:
-        if common_points(part, whole) != common_points(part):
+        if common_points(part, full_domain) != common_points(part):
             return f"{_text(part[0])} reaches beyond {_text(domain)}"
-    for one, other in combinations(parts, 2):
-        if common_points(one, other):
-            return f"{_text(one[0])} and {_text(other[0])} overlap"
-    missing = common_points(whole) - sum(map(common_points, parts))
-    return f"{missing:,} points of {_text(domain)} lie in no region" if missing else None
+    for first, second in combinations(parts, 2):
+        if common_points(first, second):
+            return f"{_text(first[0])} and {_text(second[0])} overlap"
+    missing = common_points(full_domain) - sum(map(common_points, parts))
+    return f"{missing:,} points of {_text(domain)} are in no region" if missing else None
 
 
 def common_points(*parts: Part) -> int:

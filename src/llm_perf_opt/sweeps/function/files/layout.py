@@ -154,7 +154,7 @@ def _from_row(row: Any, hint: Any, special: Readers, where: str) -> Any:
 
 
 def _only_choice(hint: Any) -> Any:
-    """The type beside None."""
+    """The other type of an optional."""
     choices = [option for option in get_args(hint) if option is not types.NoneType]
     assert len(choices) == 1, f"a field is of one type, and may be unknown: {hint}"
     return choices[0]
@@ -165,8 +165,8 @@ def _item_hints(hint: Any, count: int) -> tuple[Any, ...]:
     return (inner[0],) * count if get_origin(hint) is frozenset or inner[-1] is Ellipsis else inner
 
 
-# In free values: {"$form": 3} is row 3 of `forms`, {"$times": 3, "item": x} a list of so many x, {"$text": [...]} a
-# text whose parts are texts and numbers.
+# In free values: {"$form": 3} is row 3 of `forms`, {"$times": 3, "item": x} a list of this many x, {"$text": [...]} a
+# text of texts and numbers.
 FORM_KEY, TIMES_KEY, TEXT_KEY = "$form", "$times", "$text"
 MOST_FACTORS = 8
 MOST_STEP_CONSTANTS = 3
@@ -206,13 +206,13 @@ class StepRow(RowObject, frozen=True, kw_only=True):
         tuple[Annotated[int, Meta(ge=-2, le=2**63 - 1)], ...],
         Meta(
             max_length=MOST_STEP_CONSTANTS,
-            description="In a loop over experts -1 is the expert whose block it is, and -2 the one after it.",
+            description="In a loop over experts -1 is the expert of the block, and -2 the next expert.",
         ),
     ]
 
 
 class TensorRow(RowObject, frozen=True, kw_only=True):
-    """A tensor whose dimensions may be forms."""
+    """A tensor with dimensions that may be forms."""
 
     shape: tuple[StoredSize, ...]
     dtype: str
@@ -303,7 +303,7 @@ else:
 
 
 class ProgramRow(RowObject, frozen=True, kw_only=True):
-    """What a phase runs anywhere in a cell: a call graph whose sizes may be forms, and the points it was found at."""
+    """What a phase runs in a cell: a call graph with sizes that may be forms, and the points where it was found."""
 
     phase: str
     model: Annotated[Count, Meta(description="Row of models.")]
@@ -335,7 +335,7 @@ class FunctionFile(RowObject, frozen=True, kw_only=True):
     schema_version: Literal[1]
     function_of: Annotated[str, Meta(description="The model, as it was given.")]
     tool_version: Annotated[str, Meta(description="Version of llm-perf-opt that wrote the file.")]
-    workload: Annotated[FreeForm, Meta(description="The workload whose batch and context the function varies.")]
+    workload: Annotated[FreeForm, Meta(description="The workload; the function varies its batch and context.")]
     deployment: Annotated[FreeForm, Meta(description="How weights and cache are stored, where that was asked for.")]
     media_tokens: Annotated[Count, Meta(description="Tokens of a context that images and sound make.")]
     atoms: Annotated[tuple[str | StepRow, ...], Meta(description="Table: variables and steps.")]
@@ -488,7 +488,7 @@ class _Forms:
             coefficients[monomial(*(self._atom(row, where) for row in rows))] = coefficient
             levels = max([levels, *(self._atom_levels(row) for row in rows)])
         if len(coefficients) < len(terms):
-            raise FUNCTION_FILE.malformed(where, "each product of atoms once", [list(term) for term in terms])
+            raise FUNCTION_FILE.malformed(where, "each matmul of atoms once", [list(term) for term in terms])
         self.forms.append(Form(coefficients))
         self._levels.append(levels)
 

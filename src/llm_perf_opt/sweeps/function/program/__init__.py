@@ -1,1 +1,1 @@
-"""A phase as a program whose sizes are forms."""
+"""A phase as a program with sizes that are forms."""

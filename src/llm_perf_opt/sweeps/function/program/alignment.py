@@ -29,7 +29,7 @@ class Parting:
 
 
 def same_program(graphs: Sequence[CallGraph]) -> Parting | None:
-    """None where they are one program."""
+    """Where the graphs part; None where they are one program."""
     first = graphs[0]
     for other in graphs[1:]:
         parting = next(_partings(first, other), None)
@@ -38,28 +38,28 @@ def same_program(graphs: Sequence[CallGraph]) -> Parting | None:
     return None
 
 
-def _partings(one: CallGraph, other: CallGraph) -> Iterator[Parting]:
-    yield from _ops_part(one, other)
-    left, right = calls_of(one), calls_of(other)
-    if one.paths != other.paths or any(getattr(left, name) != getattr(right, name) for name in _CALL_COLUMNS):
+def _partings(first: CallGraph, second: CallGraph) -> Iterator[Parting]:
+    yield from _ops_part(first, second)
+    left, right = calls_of(first), calls_of(second)
+    if first.paths != second.paths or any(getattr(left, name) != getattr(right, name) for name in _CALL_COLUMNS):
         yield Parting(what="calls", op=None, text="other modules are called, or in another order")
     if left.output_storages != right.output_storages:
         yield Parting(what="calls", op=None, text="modules hand on other blocks of memory")
-    yield from _memory_parts(one, other)
+    yield from _memory_parts(first, second)
 
 
-def _ops_part(one: CallGraph, other: CallGraph) -> Iterator[Parting]:
-    left, right = _signatures(one), _signatures(other)
-    pairs = enumerate(zip(ops_of(one).kind, ops_of(other).kind, strict=False))
+def _ops_part(first: CallGraph, second: CallGraph) -> Iterator[Parting]:
+    left, right = _signatures(first), _signatures(second)
+    pairs = enumerate(zip(ops_of(first).kind, ops_of(second).kind, strict=False))
     row = next((row for row, (a, b) in pairs if left[a] != right[b]), None)
     if row is not None:
-        a, b = (graph.op_kinds[ops_of(graph).kind[row]] for graph in (one, other))
+        a, b = (graph.op_kinds[ops_of(graph).kind[row]] for graph in (first, second))
         yield Parting(what="ops", op=row, text=f"op {row} is {_shown(a)} in one trace and {_shown(b)} in another")
-    elif len(ops_of(one).kind) != len(ops_of(other).kind):
-        counts = sorted((len(ops_of(one).kind), len(ops_of(other).kind)))
+    elif len(ops_of(first).kind) != len(ops_of(second).kind):
+        counts = sorted((len(ops_of(first).kind), len(ops_of(second).kind)))
         yield Parting(what="ops", op=counts[0], text=f"one trace has {counts[0]:,} ops and another {counts[1]:,}")
     for name in ("call", "input_storages", "output_storages"):
-        if getattr(ops_of(one), name) != getattr(ops_of(other), name):
+        if getattr(ops_of(first), name) != getattr(ops_of(second), name):
             yield Parting(what="ops", op=None, text=f"ops use other blocks of memory or calls ({name})")
 
 
@@ -68,8 +68,8 @@ def _shown(kind: OpKind) -> str:
     return f"{kind.name} -> {shapes}" + (" (a view)" if kind.output_aliases and min(kind.output_aliases) >= 0 else "")
 
 
-def _memory_parts(one: CallGraph, other: CallGraph) -> Iterator[Parting]:
-    left, right = storages_of(one), storages_of(other)
+def _memory_parts(first: CallGraph, second: CallGraph) -> Iterator[Parting]:
+    left, right = storages_of(first), storages_of(second)
     if (left.born_op, left.freed_op, left.origin) == (right.born_op, right.freed_op, right.origin):
         return
     if len(left.origin) != len(right.origin):
@@ -111,22 +111,22 @@ def signature(kind: OpKind) -> Signature:
     )
 
 
-def same_run(one: CallGraph, other: CallGraph) -> Parting | None:
-    """None where two graphs are the same to the last integer: ops, sizes, arguments, memory."""
-    parting = same_program([one, other])
+def same_run(first: CallGraph, second: CallGraph) -> Parting | None:
+    """The first difference; None where two graphs are equal to the last integer: ops, sizes, arguments, memory."""
+    parting = same_program([first, second])
     if parting is not None:
         return parting
     equal = _kind_equality()
-    for row, (a, b) in enumerate(zip(ops_of(one).kind, ops_of(other).kind, strict=True)):
-        left, right = one.op_kinds[a], other.op_kinds[b]
+    for row, (a, b) in enumerate(zip(ops_of(first).kind, ops_of(second).kind, strict=True)):
+        left, right = first.op_kinds[a], second.op_kinds[b]
         if not equal(left, right):
             shapes = " and ".join(str([list(meta.shape) for meta in (*k.inputs, *k.outputs)]) for k in (left, right))
             return Parting(what="sizes", op=row, text=f"op {row}, {left.name}, has the sizes {shapes}")
-    left_bytes, right_bytes = storages_of(one).bytes, storages_of(other).bytes
+    left_bytes, right_bytes = storages_of(first).bytes, storages_of(second).bytes
     if left_bytes != right_bytes:
         pairs = enumerate(zip(left_bytes, right_bytes, strict=True))
         place, (mine, theirs) = next((row, pair) for row, pair in pairs if pair[0] != pair[1])
-        born = storages_of(one).born_op[place]
+        born = storages_of(first).born_op[place]
         return Parting(what="bytes", op=born, text=f"a block born at op {born} has {mine:,} and {theirs:,} bytes")
     return None
 

@@ -95,7 +95,7 @@ class SizeForms:
         return size if size.constant is None else size.constant
 
     def _bytes_of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
-        """So many bytes for each row of the expert whose block it is."""
+        """Bytes for each row of the expert of the block."""
         share = Form.atom(Step(StepKind.SHARE, routed.tokens, (routed.chosen, routed.experts, OF_BLOCK)))
         rows = share.bound(seen[0].block).at(self.fitter.points[seen[0].sample])
         form = share * (values[0] // max(rows, 1))
@@ -121,7 +121,7 @@ class SizeForms:
         return True
 
     def _of_expert(self, seen: Sequence[SamplePlace], values: Values, routed: Routed) -> Form | None:
-        """Rows of the expert whose block it is, and from where to where they lie."""
+        """Rows of the expert of the block: how many, where they begin and where they end."""
         for kind, expert in ((StepKind.SHARE, OF_BLOCK), (StepKind.OFFSET, OF_BLOCK), (StepKind.OFFSET, AFTER_BLOCK)):
             form = Form.atom(Step(kind, routed.tokens, (routed.chosen, routed.experts, expert)))
             if self.gives(form, seen, values):

@@ -32,7 +32,7 @@ _LARGEST_UNIT = 8  # tensors that a list holds for each block
 
 
 class Irregular(Exception):
-    """A loop whose blocks are not all alike."""
+    """A loop with blocks that are not all alike."""
 
 
 class Home(NamedTuple):
@@ -58,7 +58,7 @@ def homes_of(graph: CallGraph, loops: Sequence[Loop]) -> dict[int, Home]:
                 home_of[row] = number, (born - loops[number].first_op) // loops[number].length
     seen: Counter[tuple[int, int]] = Counter()
     homes: dict[int, Home] = {}
-    for row, home in home_of.items():  # what is given in the order of its list, what is made in that of its rows
+    for row, home in home_of.items():  # given memory in the order of its list, made memory in the order of its rows
         homes[row] = Home(*home, seen[home])
         seen[home] += 1
     # Memory of two blocks is matched by its place alone, so every block must have as many places.
@@ -137,7 +137,9 @@ def _listed(
                 rows = [row for _, row in part]
                 if len(set(rows)) < len(rows) or any(row < 0 or origins[row] not in GIVEN_ORIGINS for row in rows):
                     continue
-                is_periodic = all(one == other for (one, _), (other, _) in zip(part, part[unit:], strict=False))
+                is_periodic = all(
+                    entry == later_entry for (entry, _), (later_entry, _) in zip(part, part[unit:], strict=False)
+                )
                 if is_periodic and all(_fits(used.get(r, ()), i // unit, loops) for i, r in enumerate(rows)):
                     return tuple(tuple(rows[block * unit : (block + 1) * unit]) for block in range(times))
     return ()
@@ -151,7 +153,7 @@ def _fits(used: Sequence[int], block: int, loops: Sequence[Loop]) -> bool:
     return all((row - loop.first_op) // loop.length == block for loop, row in inside)
 
 
-# Rows of a trace whose loops run another number of times: each new row, and the old rows that say what it is.
+# Rows of a trace when its loops run another number of times: each new row, and the old rows that say what it is.
 #
 # Rows are columns, so that a trace of ten thousand ops is unfolded in some ten milliseconds.
 
@@ -216,7 +218,7 @@ class Moves:
 
 
 def moved_rows(total: int, spans: Spans, loops: Sequence[Loop], counts: Sequence[int]) -> Moves:
-    """The rows of ops or calls when each loop runs so many times."""
+    """The rows of ops or calls when each loop runs this many times."""
     parts: list[Rows] = []
     firsts, begins, shifts, done, made = [0] * len(spans), [0], [0], 0, 0
     for number in sorted(range(len(spans)), key=lambda loop: spans[loop][0]):
@@ -270,7 +272,7 @@ class MemoryHomes:
         self._groups = [(key, [row for row, _ in some]) for key, some in groupby(enumerate(keys), lambda pair: pair[1])]
 
     def new_rows(self, counts: Sequence[int]) -> Rows:
-        """Memory in the order of the old rows; that of a block that runs more often once for each time."""
+        """Memory in the order of the old rows; the memory of a block that runs more often occurs once for each time."""
         blocks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for number, loop in enumerate(self._loops):
             for block, (what, where) in enumerate(sources_of(loop, counts[number])):
@@ -369,7 +371,7 @@ class ListFacts:
 
     @cached_property
     def joined(self) -> frozenset[tuple[int, int]]:
-        """The tensors whose views ops join: memory, and how many."""
+        """The tensors that ops join from views: memory, and how many."""
         starts = self.starts
         return frozenset((self.ops.input_storages[starts[r]], starts[r + 1] - starts[r]) for r in self.joining)
 
@@ -381,16 +383,16 @@ class ListFacts:
             self._read[number] = frozenset(self.ops.input_storages[rows])
         return self._read[number]
 
-    def run_alike(self, one: int, other: int) -> bool:
+    def run_alike(self, first: int, second: int) -> bool:
         """Whether two loops have a block for each of the same things, so that one may go on where the other ended."""
-        if one < 0 or other < 0:
+        if first < 0 or second < 0:
             return False
-        left, right = self.loops[one], self.loops[other]
+        left, right = self.loops[first], self.loops[second]
         return left.count == right.count and left.blocks == right.blocks and not left.routed and not right.routed
 
 
 class Lists:
-    """The tensors of rows that may hold lists, when each loop runs so many times."""
+    """The tensors of rows that may hold lists, when each loop runs this many times."""
 
     def __init__(self, facts: ListFacts, counts: Sequence[int], memory: NewMemory) -> None:
         self._facts, self._loops, self._homes = facts, facts.loops, facts.homes
@@ -426,7 +428,7 @@ class Lists:
         return int(self._memory.fixed[storage])
 
     def _block_of(self, home: Home, row: Row, old_block: int) -> int:
-        """The new block whose memory a row uses."""
+        """The new block that holds the memory of a row."""
         last = self._loops[home.loop].blocks - 1
         if home.loop != row.loop:
             # However often a loop runs, three blocks can be named from outside: the same, the first and the last.

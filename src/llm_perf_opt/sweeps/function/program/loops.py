@@ -86,12 +86,12 @@ def find_loops(graph: CallGraph, wanted: Sequence[Repeats]) -> tuple[Loop, ...]:
             loop = next((place for place in places if place is not None), None)
             if loop is not None:
                 candidates.append(loop)
-    kept: list[Loop] = []
+    loops: list[Loop] = []
     # Most ops first. Of two loops over the same ops the one of shorter blocks: the other has two rounds in a block.
     for loop in sorted(candidates, key=lambda candidate: (candidate.first_op - candidate.end_op, candidate.length)):
-        if not any(loop.overlaps(other) for other in kept):
-            kept.append(loop)
-    return tuple(sorted(kept, key=lambda loop: loop.first_op))
+        if not any(loop.overlaps(other) for other in loops):
+            loops.append(loop)
+    return tuple(sorted(loops, key=lambda loop: loop.first_op))
 
 
 def _keys(graph: CallGraph, *, with_numbers: bool) -> Keys:
@@ -106,7 +106,7 @@ def _keys(graph: CallGraph, *, with_numbers: bool) -> Keys:
 
 
 def _runs(keys: Keys, times: int, *, is_long: bool) -> Iterator[tuple[int, int, int]]:
-    """Where a block is repeated just so many times, its length, and by how many ops the block may begin later.
+    """Where a block is repeated just this many times, its length, and by how many ops the block may begin later.
 
     The block of an expert is short: 32 layers are eight times four, and no loop over eight experts.
     """

@@ -15,17 +15,17 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from llm_perf_opt.core.callgraph.aggregates import (
-    ObservedTensors,
     count_calls,
     count_edges,
     count_inputs,
     count_outputs,
     count_own_ops,
     count_root_calls,
+    observations,
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
-from llm_perf_opt.core.callgraph.records import Coverage, Json, Observation, OpKind, StorageColumns
+from llm_perf_opt.core.callgraph.records import Coverage, Json, OpKind, StorageColumns
 from llm_perf_opt.sweeps.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.sweeps.function.program.alignment import Parting, storages_of
 from llm_perf_opt.sweeps.function.program.loop_memory import GIVEN_ORIGINS, Irregular, RowTensor, as_column, homes_of
@@ -117,7 +117,7 @@ def _lists(rows: Unfolded) -> dict[int, Tensors]:
 
 
 def _is_list(tensors: Tensors, block: int) -> bool:
-    """Whether there are other tensors in some places, or those of other blocks."""
+    """Whether some places hold other tensors, or tensors of other blocks."""
     return any(entry.place != at or entry.block != block for entries in tensors for at, entry in enumerate(entries))
 
 
@@ -166,7 +166,7 @@ def refolded(graph: CallGraph, rows: Unfolded) -> CallGraph:
 
 
 def folded(graph: CallGraph, loops: Sequence[Loop], most: int) -> tuple[CallGraph, tuple[Loop, ...]]:
-    """The graph with so many blocks at most in loops whose blocks are all alike."""
+    """The graph with at most this many blocks in each loop of equal blocks."""
     counts = [loop.blocks if loop.routed is not None else min(loop.blocks, most) for loop in loops]
     if all(count == loop.blocks for count, loop in zip(counts, loops, strict=True)):
         return graph, tuple(loops)
@@ -206,7 +206,7 @@ class NoRule(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramShape:
-    """A program with its loops run so many times: `ops.kind` counts in `kinds`, the tensors of calls in `metas`."""
+    """A program with its loops run this many times: `ops.kind` counts in `kinds`, the tensors of calls in `metas`."""
 
     graph: CallGraph
     kinds: tuple[SizedKind, ...]
@@ -219,7 +219,7 @@ class ProgramShape:
 class Program:
     """A phase as a function of its workload.
 
-    `skeleton` is the graph of one sample, whose columns hold at every point but for the number of blocks of `loops`.
+    `skeleton` is the graph of one sample; its columns hold at every point but for the number of blocks of `loops`.
     """
 
     skeleton: CallGraph
@@ -256,12 +256,12 @@ class Program:
             workload=number.json(self.workload),
             runtime=number.json(self.runtime),
             oracle_answers=tuple(replace(answer, count=number(count)) for answer, count in answers),
-            input_metadata=_observations(inputs),
-            output_metadata=_observations(outputs),
+            input_metadata=observations(inputs),
+            output_metadata=observations(outputs),
         )
 
     def stage_counts(self, counts: tuple[int, ...]) -> Mapping[tuple[str, int], int]:
-        """Stage and kind -> how often it runs there when loops run so many times; kinds are those of the shape."""
+        """Stage and kind -> how often it runs there when loops run this many times; the kinds are the shape's."""
         graph = self.shape(counts).graph
         names = stage_names(graph)
         pairs = zip(stage_of_ops(graph), ops_of(graph).kind, strict=True)
@@ -274,7 +274,7 @@ class Program:
         return any(isinstance(atom, Step) and atom.kind is StepKind.CEIL for form in forms for atom in form.atoms())
 
     def shape(self, counts: tuple[int, ...]) -> ProgramShape:
-        """The program with its loops run so many times."""
+        """The program with its loops run this many times."""
         if counts not in self._shapes:
             # A shape may hold a million rows. All are dropped at once: points are asked in order, so that an old shape
             # seldom comes back.
@@ -288,7 +288,7 @@ class Program:
         return self._shapes[counts]
 
     def rows(self, counts: tuple[int, ...]) -> Unfolded:
-        """Which rows there are when loops run so many times."""
+        """Which rows there are when loops run this many times."""
         if not self._unfoldings:
             self._unfoldings.append(Unfolding(self.skeleton, self.loops))
         return self._unfoldings[0].rows(counts)
@@ -366,10 +366,3 @@ class _Bound(Generic[Item]):
     def add(self, item: Item) -> int:
         self.items.append(item)
         return len(self.items) - 1
-
-
-def _observations(seen: ObservedTensors) -> dict[str, tuple[Observation, ...]]:
-    return {
-        path: tuple(Observation(tensors=tensors, calls=calls) for tensors, calls in by_tensors.items())
-        for path, by_tensors in seen.items()
-    }

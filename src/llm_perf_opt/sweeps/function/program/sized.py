@@ -1,4 +1,4 @@
-"""Ops and tensors whose sizes are forms, and what they are in one block of a loop and at one point."""
+"""Ops and tensors with sizes that are forms, and what they are in one block of a loop and at one point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Size = int | Form
 
 @dataclass(frozen=True, slots=True)
 class RepeatedItem:
-    """A list of one thing so many times: what a header says of each sequence."""
+    """A list of one thing this many times: what a header says of each sequence."""
 
     item: Json
     times: Form
@@ -29,7 +29,7 @@ class Worded:
 
 @dataclass(frozen=True, slots=True)
 class SizedMeta:
-    """A tensor whose dimensions may be forms."""
+    """A tensor with dimensions that may be forms."""
 
     shape: tuple[Size, ...]
     dtype: str
@@ -38,7 +38,7 @@ class SizedMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SizedKind:
-    """An op whose dimensions and arguments may be forms; `kind` is the op at the first sample."""
+    """An op with dimensions and arguments that may be forms; `kind` is the op at the first sample."""
 
     kind: OpKind
     inputs: tuple[SizedMeta, ...]

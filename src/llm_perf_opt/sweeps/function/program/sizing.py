@@ -55,7 +55,7 @@ def _sized(skeleton: CallGraph, loops: Sequence[Loop], graphs: Sequence[CallGrap
 
 
 class _Skeleton:
-    """A trace whose loops are run as often as those of each sample; samples that run them as often share the rows."""
+    """A trace with its loops run as often as in each sample; samples that run them equally often share the rows."""
 
     def __init__(self, graph: CallGraph, loops: Sequence[Loop]) -> None:
         self._graph, self._loops = graph, loops
@@ -168,17 +168,17 @@ class _Sizing:
 
     def _lists(self, spans: Sequence[tuple[int, int]]) -> dict[int, list[Tensors]]:
         """Ops with lists over a loop among their tensors: row of the skeleton -> the tensors wherever it was seen."""
-        found: dict[int, list[Tensors]] = {}
+        lists_of_row: dict[int, list[Tensors]] = {}
         for rows in (sample.rows for sample in self._samples):
             listed = {**rows.op_inputs.listed, **rows.op_outputs.listed}
             for row in (Row(*(int(column[new]) for column in rows.ops.columns)) for new in listed):
-                found[self._first(row, spans)] = []
-        for rows in (sample.rows for sample in self._samples if found):
+                lists_of_row[self._first(row, spans)] = []
+        for rows in (sample.rows for sample in self._samples if lists_of_row):
             for new, row in enumerate(rows.ops):
                 first = self._first(row, spans)
-                if first in found:
-                    found[first].append((rows.op_inputs.of_row(new, row), rows.op_outputs.of_row(new, row)))
-        return {first: lists for first, lists in found.items() if not all(map(_is_plain, chain(*lists)))}
+                if first in lists_of_row:
+                    lists_of_row[first].append((rows.op_inputs.of_row(new, row), rows.op_outputs.of_row(new, row)))
+        return {first: lists for first, lists in lists_of_row.items() if not all(map(_is_plain, chain(*lists)))}
 
     def _row(self, row: int, spans: Sequence[tuple[int, int]]) -> Row:
         for number, (first, length) in enumerate(spans):
@@ -256,7 +256,7 @@ class _Sizing:
         ]
 
     def _block_sizes(self, kinds: Sequence[SizedKind], column: Sequence[int]) -> tuple[Size, ...]:
-        """A form for each block of memory: that of the tensor that was written into it, or one found from its bytes."""
+        """A form for each block of memory: the form of the tensor that was written there, or one from its bytes."""
         homes = homes_of(self._skeleton, self._loops)
         seen: dict[tuple[int, ...], list[tuple[SamplePlace, int]]] = {}
         for sample in self._samples:
@@ -264,19 +264,19 @@ class _Sizing:
                 place = SamplePlace(sample.number, at.block)
                 seen.setdefault(self._memory_key(at.where, homes), []).append((place, size_bytes))
         written = self._written(kinds, column, homes)
-        found: dict[tuple[object, ...], Size] = {}
+        size_of: dict[tuple[object, ...], Size] = {}
         sizes: list[Size] = []
         for row in range(len(storages_of(self._skeleton).origin)):
             key = self._memory_key(row, homes)
             values = tuple(seen[key])
             places, numbers = zip(*values, strict=True)
-            # The form of a tensor in it is preferred: its dimensions were fitted one by one, while bytes are a product
+            # The form of a tensor in it is preferred: its dimensions were fitted one by one, while bytes are a matmul
             # and need more samples. It has to give the bytes of every sample, as memory may be larger than a tensor.
             form = next((tried for tried in written.get(key, ()) if self._sizes.gives(tried, places, numbers)), None)
-            if form is None and values not in found:
+            if form is None and values not in size_of:
                 routed = self._routed(homes[row].loop) if row in homes else None
-                found[values] = self._sizes.bytes_of(places, numbers, routed, lambda: "the size of a block of memory")
-            size = found[values] if form is None else form
+                size_of[values] = self._sizes.bytes_of(places, numbers, routed, lambda: "the size of a block of memory")
+            size = size_of[values] if form is None else form
             sizes.append(size.constant if isinstance(size, Form) and size.constant is not None else size)
         return tuple(sizes)
 
@@ -290,18 +290,18 @@ class _Sizing:
         """Memory -> the bytes of the tensors that ops leave in it."""
         ops, starts = ops_of(self._skeleton), tensor_offsets(self._skeleton)[1]
         sizes = [[_meta_bytes(meta) for meta in kind.outputs] for kind in kinds]
-        found: dict[tuple[int, ...], list[Form]] = {}
+        forms_of: dict[tuple[int, ...], list[Form]] = {}
         for row, kind in enumerate(column):
             for place, form in enumerate(sizes[kind]):
                 storage = ops.output_storages[starts[row] + place]
                 if storage >= 0:
-                    forms = found.setdefault(self._memory_key(storage, homes), [])
+                    forms = forms_of.setdefault(self._memory_key(storage, homes), [])
                     if form not in forms:
                         forms.append(form)
-        return found
+        return forms_of
 
     def _oracle_counts(self, graphs: Sequence[CallGraph], everywhere: Sequence[SamplePlace]) -> tuple[Size, ...]:
-        """How often each value was guessed; those of the skeleton where the model asks for others elsewhere."""
+        """How often each value was guessed; the values of the skeleton where the model asks for others elsewhere."""
         answers = [
             [(oracle_answer.op, oracle_answer.policy, oracle_answer.site) for oracle_answer in graph.oracle_answers]
             for graph in (self._skeleton, *graphs)
@@ -329,13 +329,13 @@ def _meta_bytes(meta: SizedMeta) -> Form:
 # Which of several traces of one phase stands for all of them, and which of its ops are a loop.
 #
 # The fullest trace is the skeleton. What it repeats is a loop only if the other traces repeat it as often as their
-# workload says: so many more sequences, tokens or chunks must be so many more ops.
+# workload says: this many more sequences, tokens or chunks must be this many more ops.
 
-_BLOCKS = 4  # of a loop whose blocks are all alike: the first two, one of the middle, the last
+_BLOCKS = 4  # of a loop of equal blocks: the first two, one of the middle, the last
 
 
 def skeleton_of(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[CallGraph, tuple[Loop, ...]]:
-    """The sample that has most ops, and its loops; a trace in which no loop varies has only those of experts."""
+    """The sample that has most ops, and its loops; a trace in which no loop varies has only loops over experts."""
     parting = same_program(graphs)
     sizes = [len(ops_of(graph).kind) for graph in graphs]
     # One program: every sample has the same rows, so any will do.
@@ -394,7 +394,7 @@ def _list_lengths(graph: CallGraph, count: int) -> list[int]:
 
 
 def _repeats(count: Form, point: Point) -> tuple[Repeats, Repeats]:
-    """Once for each, or for each but one: a scan whose first step has another type."""
+    """Once for each, or for each but one: a scan with a first step of another type."""
     times = count.at(point)
     return Repeats(count=count, times=times), Repeats(count=count - 1, times=times - 1)
 
@@ -408,7 +408,7 @@ def _slope(count: Form, sizes: Sequence[int], points: Sequence[Point]) -> int | 
 
 
 def _of_length(loops: Sequence[Loop], count: Form, ops: int) -> list[Loop]:
-    """Those with most ops for one of what is counted, which together are just so many; nothing where there are none."""
+    """Those with most ops for one of what is counted, which together are exactly that number; else nothing."""
     # Too few loops would miss ops and too many would count some twice, so the sum has to be exact.
     (of,) = count.terms
     lengths = [(loop.length * loop.count.terms.get(of, 0), number) for number, loop in enumerate(loops)]
@@ -450,7 +450,7 @@ def _longest(tokens: Form) -> str:
 
 
 def routers(graphs: Sequence[CallGraph], fitter: Fitter) -> tuple[Routed, ...]:
-    """Where rows choose experts: the best `chosen` of `experts` scores for each of so many rows."""
+    """Where rows choose experts: the best `chosen` of `experts` scores for each of this many rows."""
     choices = [_choices(graph) for graph in graphs]
     result: list[Routed] = []
     for chosen, experts in choices[0]:

@@ -41,7 +41,7 @@ _MOVED, _LATER, _LAST_BLOCK, _FIRST_BLOCK, _IRREGULAR = range(5)  # when memory 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TensorsOfRows:
-    """The tensors of new rows: one for one those of the old row, but where a list over a loop is among them."""
+    """The tensors of new rows: the tensors of the old row, one for one, except for lists over a loop."""
 
     counts: array[int]  # per row
     storages: array[int]  # of all rows, one after the other
@@ -119,10 +119,10 @@ class Unfolding:
         self._find_ends()
 
     def _loop_of_rows(self, total: int, spans: Sequence[tuple[int, int]]) -> Numbers:
-        found = np.full(total, -1, np.int64)
+        loop_of_row = np.full(total, -1, np.int64)
         for number, (first, length) in enumerate(spans):
-            found[first : first + length * self._loops[number].blocks] = number
-        return found
+            loop_of_row[first : first + length * self._loops[number].blocks] = number
+        return loop_of_row
 
     def _tensors(
         self, storages: array[int], offsets: Sequence[int], loops: Numbers, lists: Iterable[int] = ()
@@ -167,7 +167,7 @@ class Unfolding:
         return (_FIRST_BLOCK if number != home and block == 0 else _IRREGULAR), 0
 
     def rows(self, counts: Sequence[int]) -> Unfolded:
-        """The trace in which each loop runs so many times, at least two (one, where blocks are experts')."""
+        """The trace in which each loop runs this many times, at least two (one, where blocks are experts')."""
         # Two at least, as the first and the last block are not alike; of experts any one may be the only one with rows.
         for loop, count in zip(self._loops, counts, strict=True):
             if count < (1 if loop.routed else 2) or (loop.routed and count > loop.blocks):
@@ -214,7 +214,7 @@ class Unfolding:
         lists: Lists,
         views: Callable[[Row], tuple[RowTensor, ...]] | None,
     ) -> TensorsOfRows:
-        """The tensors of new rows; those of rows that may hold a list are found one by one."""
+        """The tensors of new rows; rows that may hold a list are searched one by one."""
         counts = column.starts[rows.where + 1] - column.starts[rows.where]
         if (column.starts[rows.what + 1] - column.starts[rows.what] < counts).any():
             raise Irregular("a block that uses less memory than others")
@@ -224,7 +224,7 @@ class Unfolding:
         plain = np.where(may_list, 0, counts)
         row = np.repeat(np.arange(len(rows)), plain)
         within = np.arange(len(row)) - np.repeat(np.cumsum(plain) - plain, plain)
-        found = self._plain(rows, row, column, within, memory)
+        plain_storages = self._plain(rows, row, column, within, memory)
         listed: dict[int, tuple[RowTensor, ...]] = {}
         parts: list[Numbers] = []
         done = 0
@@ -234,11 +234,11 @@ class Unfolding:
             entries = (views(at) if views else ()) or tuple(
                 lists.entries(at, int(rows.old[new]), column.storages, column.offsets)
             )
-            parts += [found[done : ends[new]], np.array([entry.storage for entry in entries], np.int64)]
+            parts += [plain_storages[done : ends[new]], np.array([entry.storage for entry in entries], np.int64)]
             done, counts[new] = int(ends[new]), len(entries)
             if any(entry[:4] != (place, place, at.loop, at.block) for place, entry in enumerate(entries)):
                 listed[new] = entries
-        storages = np.concatenate([*parts, found[done:]])
+        storages = np.concatenate([*parts, plain_storages[done:]])
         return TensorsOfRows(counts=as_column(counts), storages=as_column(storages), listed=listed)
 
     def _plain(self, rows: Rows, row: Numbers, column: _Tensors, within: Numbers, memory: NewMemory) -> Numbers:
@@ -249,7 +249,7 @@ class Unfolding:
         is_of_loop = (where >= 0) & (homes.loop[where] >= 0)
         if (memory.fixed[what[~is_of_loop & (what >= 0)]] < 0).any():
             raise Irregular("a block uses what another block made in the place of what was there before")
-        found: Numbers = np.where(what < 0, what, memory.fixed[what])
+        storages: Numbers = np.where(what < 0, what, memory.fixed[what])
         inside, of = row[is_of_loop], where[is_of_loop]
         blocks, olds, new = homes.block[of], rows.old[inside], rows.block[inside]
         # Memory of the same block, of the one before it (a scan), or of the first one (made once, used by all).
@@ -257,19 +257,19 @@ class Unfolding:
         if ((blocks != olds) & ~(is_before & (new > 0)) & ((blocks != 0) | is_before)).any():
             raise Irregular("a block uses what a block far before it made")
         block = np.where(blocks == olds, new, np.where(is_before, new - 1, 0))
-        found[is_of_loop] = memory.of_block(homes.loop[of], block, homes.place[of])
-        return found
+        storages[is_of_loop] = memory.of_block(homes.loop[of], block, homes.place[of])
+        return storages
 
     def _new_calls(self, column: Numbers, rows: Rows, moves: Moves) -> array[int]:
         """The calls in which rows run."""
         old = column[rows.where]
-        found = np.where(old < 0, old, moves.outside(np.maximum(old, 0)))
+        calls = np.where(old < 0, old, moves.outside(np.maximum(old, 0)))
         for number, loop in enumerate(self._loops):
             inside = np.flatnonzero((rows.loop == number) & (old >= loop.first_call) & (old < loop.end_call))
             if len(inside):
                 begin = moves.firsts[number] + rows.block[inside] * loop.calls
-                found[inside] = begin + (old[inside] - loop.first_call) % loop.calls
-        return as_column(found)
+                calls[inside] = begin + (old[inside] - loop.first_call) % loop.calls
+        return as_column(calls)
 
     def _edges(self, column: Numbers, rows: Rows, ops: Moves) -> array[int]:
         """The new rows of the ops at which calls begin or end."""
@@ -277,19 +277,19 @@ class Unfolding:
         for loop in self._loops:
             if (~is_in_loop & (old > loop.first_op) & (old < loop.end_op)).any():
                 raise Irregular("something begins or ends in the midst of a loop")
-        found = ops.outside(old)
+        edges = ops.outside(old)
         loops = rows.loop[is_in_loop]
         in_block = old[is_in_loop] - self._firsts[loops] - rows.old[is_in_loop] * self._lengths[loops]
-        found[is_in_loop] = ops.firsts[loops] + rows.block[is_in_loop] * self._lengths[loops] + in_block
-        return as_column(found)
+        edges[is_in_loop] = ops.firsts[loops] + rows.block[is_in_loop] * self._lengths[loops] + in_block
+        return as_column(edges)
 
     def _born(self, rows: Rows, ops: Moves) -> array[int]:
         born = np.asarray(self._storages.born_op, np.int64)[rows.where]
-        found, inside = ops.outside(born), (rows.loop >= 0) & self._is_made[rows.where]
+        born_ops, inside = ops.outside(born), (rows.loop >= 0) & self._is_made[rows.where]
         loops = rows.loop[inside]
         in_block = (born[inside] - self._firsts[loops]) % self._lengths[loops]
-        found[inside] = ops.firsts[loops] + rows.block[inside] * self._lengths[loops] + in_block
-        return as_column(found)
+        born_ops[inside] = ops.firsts[loops] + rows.block[inside] * self._lengths[loops] + in_block
+        return as_column(born_ops)
 
     def _freed(self, rows: Rows, ops: Moves, counts: Sequence[int]) -> array[int]:
         """With the block that last uses it, or where the op is now that does; in a loop it is of the first or last."""
@@ -309,15 +309,15 @@ class Unfolding:
             raise Irregular("something begins or ends in the midst of a loop")
         # Memory from elsewhere that a loop frees: by its first block or by its last one, which exist at every count.
         block = np.where(crosses, np.where(old == 0, 0, last), block)
-        found = ops.outside(freed)
+        freed_ops = ops.outside(freed)
         inside = ~is_moved | crosses
         loops = number[inside]
-        found[inside] = ops.firsts[loops] + block[inside] * self._lengths[loops] + at[inside] + 1
-        return as_column(found)
+        freed_ops[inside] = ops.firsts[loops] + block[inside] * self._lengths[loops] + at[inside] + 1
+        return as_column(freed_ops)
 
 
 def unfold(graph: CallGraph, loops: Sequence[Loop], counts: Sequence[int]) -> Unfolded:
-    """The trace in which each loop runs so many times, at least two (one, where blocks are experts')."""
+    """The trace in which each loop runs this many times, at least two (one, where blocks are experts')."""
     return Unfolding(graph, loops).rows(counts)
 
 

@@ -24,7 +24,7 @@ from llm_perf_opt.sweeps.function.program.sizing import program_of
 from llm_perf_opt.sweeps.function.search.cells import Cell, OpenRegion
 from llm_perf_opt.sweeps.function.search.sampling import NoTracesLeft, Traces
 
-# How far the samples lie from the end of a box, in each variable: no two of them move together.
+# How far the samples are from the end of a box, in each variable: no two of them move together.
 _BATCHES = (0, 1, 0, 0, 1, 3, 0)
 _FAR = ((0, 5, 9, 5, 11, 15, 21), (18, 18, 18, 30, 42, 28, 66))
 _NEAR = ((0, 0, 1, 0, 2, 3, 1), (0, 0, 0, 1, 2, 1, 3))
@@ -190,9 +190,9 @@ class BoxSearch:
         return _between(anchor, failing, good / steps)
 
 
-def _between(one: Point, other: Point, share: float) -> Point:
+def _between(start: Point, end: Point, share: float) -> Point:
     """So far from one point to the other, in equal ratios."""
-    return {name: round((one[name] + 1) ** (1 - share) * (other[name] + 1) ** share) - 1 for name in one}
+    return {name: round((start[name] + 1) ** (1 - share) * (end[name] + 1) ** share) - 1 for name in start}
 
 
 def _at(ends: tuple[int, int], offset: int, *, at_low: bool) -> int:

@@ -59,7 +59,7 @@ class Cell:
     stride: Stride | None = None
 
     def holds(self, point: Point) -> bool:
-        """Whether the point lies in the region."""
+        """Whether the point is in the region."""
         return holds(self.region, self.stride, point)
 
 
@@ -103,7 +103,7 @@ class CellSearch:
     _cuts: set[int] = field(default_factory=set, init=False)  # lengths at which cells of this phase begin
     _multiples_of: list[tuple[Region, int]] = field(default_factory=list, init=False)  # still to be searched
     _drawn: list[Point] = field(default_factory=list, init=False)  # random points that were asked
-    _chunk: int | None = field(default=None, init=False)  # whose multiples were found to be another program
+    _chunk: int | None = field(default=None, init=False)  # a chunk with multiples that run another program
 
     def run(self) -> Iterator[Cell | OpenRegion]:
         """The cells and the regions left open, in order; together they tile the domain."""
@@ -241,7 +241,7 @@ class CellSearch:
             rest.insert(0, cut)
 
     def _chunk_at(self, region: Region, program: Program, bad: Point) -> int | None:
-        """The chunk whose multiples are another program than their neighbours, a point among them; None: no such."""
+        """The chunk with multiples that run another program than their neighbours, a point among them, or None."""
         low, high = region[self.length]
         length = bad[self.length]
 
@@ -249,8 +249,8 @@ class CellSearch:
             return self._parting(program, {**bad, self.length: value}) is not None
 
         fitting = [c for c in self._likely_chunks() if length % c == 0]
-        beside = [neighbour for neighbour in (length - 1, length + 1) if low <= neighbour <= high]
-        if not fitting or high - low < 4 * min(fitting) or any(map(is_bad, beside)):
+        neighbours = [neighbour for neighbour in (length - 1, length + 1) if low <= neighbour <= high]
+        if not fitting or high - low < 4 * min(fitting) or any(map(is_bad, neighbours)):
             return None
         if self._chunk in fitting:
             return self._chunk
@@ -314,9 +314,9 @@ class CellSearch:
         low, high = region[self.length]
         rng = random.Random(str(sorted(region.items())))
         named = [hint + side for hint in self.hints if low + 2 < hint < high - 2 for side in _SIDES]
-        whole = lcm(*(chunk for chunk in self.chunks if chunk >= _SMALLEST_CHUNK))
-        if low < high // whole * whole < high:
-            named.append(high // whole * whole)  # without a remainder, whatever the chunk is
+        every_chunk = lcm(*(chunk for chunk in self.chunks if chunk >= _SMALLEST_CHUNK))
+        if low < high // every_chunk * every_chunk < high:
+            named.append(high // every_chunk * every_chunk)  # without a remainder, whatever the chunk is
         for length in named:
             if stride is None or stride.holds(length):
                 yield {**random_point(region, stride, rng), self.length: length}

@@ -20,7 +20,7 @@ from llm_perf_opt.sweeps.function.form import Point
 from llm_perf_opt.sweeps.function.program.alignment import Parting
 from llm_perf_opt.sweeps.function.program.program import NoRule
 
-# How far samples lie above the low end of a region, those of wide regions first: both odd and even lengths, far apart.
+# How far samples are above the low end of a region, wide regions first: both odd and even lengths, far apart.
 LENGTH_OFFSETS = (
     (3, 130, 517, 1032, 1547),
     (3, 42, 97, 180, 251),
@@ -60,7 +60,7 @@ class Stride:
 
 
 def holds(region: Region, stride: Stride | None, point: Point) -> bool:
-    """Whether a point lies in a region."""
+    """Whether a point is in a region."""
     inside = all(low <= point[name] <= high for name, (low, high) in region.items())
     return inside and (stride is None or stride.holds(point[stride.variable]))
 
@@ -104,9 +104,9 @@ def samples_of(region: Region, length: str, lengths: Sequence[int]) -> tuple[lis
     low, high = region.get(BATCH, (1, 1))
     batches = [low + offset for offset in _BATCH_OFFSETS if low + offset <= high]
     places, few = _ALONG_LENGTH if len(batches) == 1 else _ALONG_BATCH if len(lengths) == 1 else _IN_BOX
-    chosen = [(lengths[one % len(lengths)], batches[other % len(batches)]) for one, other in places]
+    chosen = [(lengths[row % len(lengths)], batches[column % len(batches)]) for row, column in places]
     points: list[Point] = [
-        {length: one, **({BATCH: other} if BATCH in region else {})} for one, other in dict.fromkeys(chosen)
+        {length: tokens, **({BATCH: batch} if BATCH in region else {})} for tokens, batch in dict.fromkeys(chosen)
     ]
     return points[:few], points
 
@@ -139,7 +139,7 @@ class Traces:
     """Graphs of one phase by point, and not more than the budget allows.
 
     One trace gives the graphs of all phases: a point that another phase asked for `is_traced` and costs nothing.
-    A point whose trace fails has no program, for the reason that the error gives; others are not affected.
+    A point with a trace that fails has no program, for the reason in the error; others are not affected.
     """
 
     trace: Callable[[Point], CallGraph]

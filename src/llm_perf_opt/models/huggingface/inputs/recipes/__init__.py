@@ -1,4 +1,4 @@
-"""Models whose inputs no signature gives away: one recipe per model type, grouped by what is fed."""
+"""Models with inputs that no signature gives away: one recipe per model type, grouped by what is fed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composite models whose images and text meet in a way of their own."""
+"""Composite models that combine images and text in a way of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llm_perf_opt.models.huggingface.inputs.media import (
     plain_image,
     square_patches,
 )
-from llm_perf_opt.models.huggingface.inputs.plan import Leaf, Noise, Subject, Whole, number, ones, whole
+from llm_perf_opt.models.huggingface.inputs.plan import Integers, Leaf, Noise, Subject, integers, number, ones
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.text import ordinary_tokens, prompt_length, runs_for, text_inputs, token_ids
 
@@ -30,7 +30,7 @@ def _marked_latents(subject: Subject) -> dict[str, Leaf]:
     return {
         "input_ids": token_ids(subject, words + latents),
         "attention_mask": ones(batch, words + latents),
-        "image_embeds_position_mask": whole([mask] * batch),
+        "image_embeds_position_mask": integers([mask] * batch),
     }
 
 
@@ -49,7 +49,7 @@ def packed_strip(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
     view, batch = picture(subject), subject.sizes.batch
     rows, columns = view.rows // 4 * 4, view.columns // 4 * 4
     strip = Noise((1, view.channels, view.patch, batch * rows * columns * view.patch))
-    return {"pixel_values": strip, "target_sizes": whole([[rows, columns]] * batch)}
+    return {"pixel_values": strip, "target_sizes": integers([[rows, columns]] * batch)}
 
 
 def codes_beside_text(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -59,7 +59,7 @@ def codes_beside_text(subject: Subject, counts: Mapping[str, int]) -> dict[str, 
     for token in ordinary_tokens(config, length):
         row.append(token)
         row += codes
-    ids = Whole(row, (batch, length, 1 + config.num_codebooks))
+    ids = Integers(row, (batch, length, 1 + config.num_codebooks))
     return {"input_ids": ids, "attention_mask": ones(batch, length)}
 
 
@@ -83,7 +83,7 @@ def tiles_across(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
     view, batch, tiles = picture(subject), subject.sizes.batch, subject.config.vision_config.max_num_tiles
     plan = text_inputs(subject)
     ids = plan["input_ids"]
-    assert isinstance(ids, Whole)
+    assert isinstance(ids, Integers)
     return {
         **plan,
         "pixel_values": Noise((batch, 1, tiles, view.channels, view.height, view.width)),
@@ -117,7 +117,7 @@ def merged_images(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf
     return {
         **text_inputs(subject, list(runs_for(subject, counts))),
         **packed_patches(subject),
-        "image_merge_sizes": whole([1] * subject.sizes.batch),
+        "image_merge_sizes": integers([1] * subject.sizes.batch),
     }
 
 
@@ -175,7 +175,7 @@ def patches_with_sides(subject: Subject, counts: Mapping[str, int]) -> dict[str,
     return {
         **text_inputs(subject, list(runs_for(subject, counts))),
         "pixel_values": Noise((batch * rows * columns, view.channels * view.patch**2)),
-        "image_grid_hw": whole([[rows, columns]] * batch),
+        "image_grid_hw": integers([[rows, columns]] * batch),
     }
 
 
@@ -187,11 +187,11 @@ def crops_and_sound(subject: Subject, counts: Mapping[str, int]) -> dict[str, Le
         "image": {
             "image_pixel_values": Noise((batch, 2, view.channels, view.height, view.width)),
             "image_attention_mask": ones(batch, 2, view.rows, view.columns),
-            "image_sizes": whole([[view.height, view.width]] * batch),
+            "image_sizes": integers([[view.height, view.width]] * batch),
         },
         "audio": {
             "audio_input_features": Noise((batch, frames, number(subject.audio(), "input_size") or 80)),
-            "audio_embed_sizes": whole([sound] * batch),
+            "audio_embed_sizes": integers([sound] * batch),
         },
     }
     runs = list(runs_for(subject, {kind: sound if kind == "audio" else count for kind, count in counts.items()}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_perf_opt.models.huggingface.inputs.media import asked_sides, packed_patches
-from llm_perf_opt.models.huggingface.inputs.plan import Filled, Leaf, Noise, Subject, whole
+from llm_perf_opt.models.huggingface.inputs.plan import Filled, Leaf, Noise, Subject, integers
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, prompt_length, text_inputs
 
@@ -50,7 +50,7 @@ def image_with_classes(subject: Subject, counts: Mapping[str, int]) -> dict[str,
         "classes_attention_mask": Filled((3 * batch, length), 1),
         "tasks_input_ids": Filled((batch, length), 7),
         "tasks_attention_mask": Filled((batch, length), 1),
-        "classes_structure": whole([3] * batch),
+        "classes_structure": integers([3] * batch),
     }
 
 
@@ -74,7 +74,7 @@ def flat_patches(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]
 
 def grids_with_merge(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     """Packed patches, and how many of them each image merges per side."""
-    return {**packed_patches(subject), "merge_sizes": whole([1] * subject.sizes.batch)}
+    return {**packed_patches(subject), "merge_sizes": integers([1] * subject.sizes.batch)}
 
 
 def frames_with_question(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
@@ -119,7 +119,7 @@ def draft_model(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
     heads = text["num_key_value_heads"]
     return {
         "inputs_embeds": Noise((batch, 1, 2 * config.backbone_hidden_size)),
-        "position_ids": whole([[seen]] * batch),
+        "position_ids": integers([[seen]] * batch),
         "shared_kv_states": {
             "full_attention": (Noise((batch, heads, seen, wide)),) * 2,
             "sliding_attention": (Noise((batch, heads, seen, text["head_dim"])),) * 2,

@@ -1,4 +1,4 @@
-"""What a recipe is, and those of models that are driven through an object instead of a plain forward."""
+"""What a recipe is, and recipes of models that are driven through an object instead of a plain forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Recipe = Callable[[Subject, Mapping[str, int]], Mapping[str, Leaf]]
 class ModelRecipe:
     """A recipe, the modalities it feeds (placeholder counts of theirs may be corrected), and the method it is for.
 
-    `chooses`: it feeds only those of its modalities that it is given a count of.
+    `chooses`: of its modalities it feeds only the ones that it is given a count of.
     """
 
     make: Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llm_perf_opt.models.huggingface.inputs.media import picture
-from llm_perf_opt.models.huggingface.inputs.plan import Filled, Leaf, Noise, Subject, number, ones, whole
+from llm_perf_opt.models.huggingface.inputs.plan import Filled, Leaf, Noise, Subject, integers, number, ones
 from llm_perf_opt.models.huggingface.inputs.recipes.recipe import ModelRecipe
 from llm_perf_opt.models.huggingface.inputs.text import decoder_inputs, prompt_length, runs_for, text_inputs
 
@@ -67,7 +67,7 @@ def decision_transformer(subject: Subject, counts: Mapping[str, int]) -> dict[st
         "actions": Noise((batch, EPISODE, config.act_dim)),
         "rewards": Noise((batch, EPISODE, 1)),
         "returns_to_go": Noise((batch, EPISODE, 1)),
-        "timesteps": whole([list(range(EPISODE))] * batch),
+        "timesteps": integers([list(range(EPISODE))] * batch),
         "attention_mask": ones(batch, EPISODE),
     }
 
@@ -163,7 +163,7 @@ def beats(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
 
 
 def streamed_speech(subject: Subject, counts: Mapping[str, int]) -> dict[str, Leaf]:
-    """Text and sound in step: so many mel frames for every token."""
+    """Text and sound in step: this many mel frames for every token."""
     bins = number(subject.audio(), "num_mel_bins") or 128
     frames = subject.config.audio_length_per_tok * prompt_length(subject)
     return {**text_inputs(subject), "input_features": Noise((subject.sizes.batch, bins, frames))}

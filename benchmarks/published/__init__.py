@@ -1,1 +1,0 @@
-"""Predictions for DeepSeek-OCR, compared with what was published of it."""

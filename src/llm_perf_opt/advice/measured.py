@@ -1,0 +1,41 @@
+"""Where a ladder begins that starts from a measurement: the time of each phase that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_perf_opt.advice.pricing import steps_of
+from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.measurement import DECODE
+from llm_perf_opt.measurements.measurement import MeasuredRun, Quantity
+
+
+def measured_phases(runs: Sequence[MeasuredRun], graphs: Sequence[CallGraph]) -> dict[str, float]:
+    """Phase -> seconds. A TPOT is one step of the decode phase, a TTFT the phase before it."""
+    phases = {graph.phase: graph for graph in graphs}
+    before = [phase for phase in phases if phase != DECODE]
+    found: dict[str, float] = {}
+    for run in runs:
+        _refuse_other_batch(run, graphs[0])
+        if (step := run.time_of(Quantity.TPOT)) is not None and DECODE in phases:
+            found[DECODE] = step.seconds * steps_of(phases[DECODE])
+        if (first := run.time_of(Quantity.TTFT)) is not None and len(before) == 1:
+            found[before[0]] = first.seconds
+    if not found:
+        raise UsageError(
+            "Nothing of this trace was measured.",
+            why="a ladder begins at the time of the prompt (TTFT) or of a decode step (TPOT)",
+            fix="write --measured 'ttft=0.5s tpot=20ms', and trace the phases that were measured",
+        )
+    return found
+
+
+def _refuse_other_batch(run: MeasuredRun, graph: CallGraph) -> None:
+    traced = graph.workload.get("batch", 1)
+    if run.sequences is not None and run.sequences != traced:
+        raise UsageError(
+            f"{run.sequences:,} sequences were measured, and {traced:,} are traced.",
+            why="a ladder begins at the time of the very same work",
+            fix=f"add --users {run.sequences}",
+        )

@@ -1,0 +1,1 @@
+"""Where earlier scripts import what watches a model from."""

@@ -1,0 +1,1 @@
+"""Where earlier scripts import the writers of the static analysis from."""

@@ -1,0 +1,1 @@
+"""Where earlier scripts import the session and the analyzer from."""
