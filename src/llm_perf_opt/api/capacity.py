@@ -153,7 +153,7 @@ class CapacityAnswer(Answer):
         if len({fleet.considered.device for fleet in self.fleets}) > 1:
             yield Note("One vLLM process schedules for all devices, with the step limits of each of them.")
         if self.refused:
-            yield Note(f"The weights leave no memory for a request: {', '.join(self.refused)}.")
+            yield Note(f"No memory is left for such a request next to the weights: {', '.join(self.refused)}.")
 
 
 def capacity(

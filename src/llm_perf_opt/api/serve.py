@@ -161,7 +161,7 @@ class ServeAnswer(Answer):
             yield Note("There is no SLO, so the cheapest fleet may be slow: add --slo ttft=2s,tpot=40ms.")
         yield from self._price_notes()
         if self.refused:
-            yield Note(f"The weights leave no memory for a request: {', '.join(self.refused)}.")
+            yield Note(f"No memory is left for such a request next to the weights: {', '.join(self.refused)}.")
 
     def _price_notes(self) -> Iterator[Note]:
         """Where each price is from, and which GPU has none."""
