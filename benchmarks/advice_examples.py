@@ -3,8 +3,8 @@
     python -m benchmarks.advice_examples            prints the tables
     python -m benchmarks.advice_examples --docs     puts them on docs/evidence/advice-examples.md
 
-A request is what comes before decoding, and as many decode steps as tokens are generated. An entry saves the difference
-of two requests, each of two times that `trace --device` prints.
+A request is what comes before decoding, and a decode step for each token behind the first. An entry saves the
+difference of two requests, each of two times that `trace --device` prints.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from llm_perf_opt.api.advise import AdviceAnswer
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.units import format_seconds
+from llm_perf_opt.core.workload import steps_after_prompt
 
 PAGE = "evidence/advice-examples"
 SHOWN = 3
@@ -86,10 +87,10 @@ class Request:
     shared_by: int = 1
 
     def minus(self, after: Request) -> str:
-        """The arithmetic of what a change saves: `500 x (11.62 - 1.443) ms + (86.44 - 42.68) ms`."""
+        """The arithmetic of what a change saves: `499 x (11.62 - 1.443) ms + (86.44 - 42.68) ms`."""
         first = self.first_s - after.first_s
         rest = "" if abs(first) < 1e-7 else f" + ({_ms(self.first_s)} - {_ms(after.first_s)}) ms"
-        return f"{TOKENS} x ({self._step()} - {after._step()}) ms{rest}"
+        return f"{steps_after_prompt(TOKENS)} x ({self._step()} - {after._step()}) ms{rest}"
 
     def _step(self) -> str:
         return _ms(self.step_s) + (f" / {self.shared_by}" if self.shared_by > 1 else "")

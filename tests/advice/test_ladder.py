@@ -144,6 +144,12 @@ def test_a_measurement_of_another_batch_is_refused(traces: dict[str, lpo.Trace])
         traces["experts"].advise("h100-sxm", measured="tpot=12ms batch=16")
 
 
+def test_the_prompt_gives_the_first_token(traces: dict[str, lpo.Trace]) -> None:
+    one, two = (traces["experts"].advise("h100-sxm", output=tokens).ladder for tokens in (1, 2))
+    assert one.top_ns == sum(stage.top_ns for stage in one.stages if stage.phase != "decode")
+    assert two.top_ns == sum(stage.top_ns for stage in two.stages)
+
+
 def test_a_request_counts_each_step_once(traces: dict[str, lpo.Trace]) -> None:
     one, many = (traces["no prompt alone"].advise("h100-sxm", output=tokens) for tokens in (3, 6))
     steps = sum(stage.top_ns for stage in one.ladder.stages if stage.phase == "decode")

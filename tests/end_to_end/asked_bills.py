@@ -1,7 +1,6 @@
 """What a question costs, by the verbs that print a price and by hand: the price of an hour times the time.
 
-`advise` is asked for an answer of one token, which is a prompt and one step as a trace runs them. `serve` counts two
-tokens there, the first of which is the prompt's.
+An answer has two tokens, so `advise` and `serve` count what a trace runs: a prompt, which gives the first, and a step.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from llm_perf_opt.sweeps.studies.study import read_plan
 from tests.end_to_end.asked_questions import PHASES, Question, Told
 
 _HOUR_S, _MILLION, _NANO = 3600, 1_000_000, 1e-9
+OUTPUT = 2  # tokens of an answer
 TOKENS_LOW, TOKENS_HIGH = ("decode", "cost_per_million_tokens_low"), ("decode", "cost_per_million_tokens_high")
 READ, MADE = ("", "cost_per_million_input"), ("", "cost_per_million_output")
 HOURLY, REQUEST = ("", "price_per_hour"), ("", "request_cost_per_million_tokens")
@@ -39,10 +39,10 @@ def by_hand(question: Question, timed: Told) -> Told:
     for key, edge in ((TOKENS_LOW, "low"), (TOKENS_HIGH, "high")):
         told[key] = _digits(per_s * _end_s(timed, "decode", edge) / run.global_batch * _MILLION)
     prefill_s, step_s = (_expected_s(timed, phase) for phase in PHASES)
-    told[REQUEST] = _digits(per_s * (prefill_s + step_s) / run.global_batch * _MILLION)
+    told[REQUEST] = _digits(per_s * (prefill_s + step_s) / (OUTPUT * run.global_batch) * _MILLION)
     if run.global_batch == 1 and run.execution == "fused":
         told[READ] = _digits(per_s * prefill_s / run.context * _MILLION)
-        told[MADE] = _digits(per_s * step_s / 2 * _MILLION)
+        told[MADE] = _digits(per_s * step_s / OUTPUT * _MILLION)
     return told
 
 

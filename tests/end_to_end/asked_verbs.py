@@ -24,6 +24,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.serving.fit import ServingFit
 from llm_perf_opt.sweeps.studies.study import read_plan
 from tests.end_to_end.asked_bills import (
+    OUTPUT,
     advised,
     by_hand,
     in_nanoseconds,
@@ -139,8 +140,8 @@ def timed_verb(question: Question) -> Told:
 
 
 def advise_verb(question: Question) -> Told:
-    """`advise` for an answer of one token."""
-    answer = _of(question).advise(_hardware(question), execution=question.run.execution, output=1)
+    """`advise` for an answer of two tokens: a prompt and one step."""
+    answer = _of(question).advise(_hardware(question), execution=question.run.execution, output=OUTPUT)
     return {} if len(_of(question).ranks) > 1 else advised(answer, printed(answer))
 
 
@@ -167,7 +168,7 @@ def serve_verb(question: Question) -> Told:
         _served(run),
         question.device if question.plan == ONE else f"2x {question.device}",
         input=run.context,
-        output=2,
+        output=OUTPUT,
         users=run.global_batch,
         engine_only=True,
         max_gpus=1,
@@ -212,7 +213,7 @@ def command_verb(question: Question) -> Told:
     formats = [word for name in ("weights", "cache") if (kind := getattr(run, name)) for word in (f"--{name}", kind)]
     sizes = ["--prompt-tokens", run.context, "--batch", run.global_batch, "--execution", run.execution]
     timed = _command("trace", run.model, "--device", question.device, *sizes, *formats)
-    asked_so = ["--input", run.context, "--output", 2, "--users", run.global_batch, "--engine-only", "--tp", 1]
+    asked_so = ["--input", run.context, "--output", OUTPUT, "--users", run.global_batch, "--engine-only", "--tp", 1]
     server = _command("serve", run.model, "--gpus", question.device, *asked_so, "--max-gpus", 1, *formats)
     (plan,) = rows_of(server, "Every plan that fits")
     return {**_timed(timed), ("", "cache_tokens"): plan["cache_tokens"]}

@@ -13,6 +13,7 @@ from llm_perf_opt.advice.setup import Setup
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.measurement import DECODE
+from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.costs.memory.need import run_memory, shortage_of
 from llm_perf_opt.serving.fit import fullest_traced_fit
 from llm_perf_opt.timing.datasheet_rates import Execution
@@ -231,9 +232,8 @@ class _Advisor:
             for setup in (before, after)
         ]
         old, new = times
-        saved = {
-            key: (old[key] - new.get(key, old[key])) * (self.output_tokens if key[0] == DECODE else 1) for key in old
-        }
+        steps = steps_after_prompt(self.output_tokens)
+        saved = {key: (old[key] - new.get(key, old[key])) * (steps if key[0] == DECODE else 1) for key in old}
         whole = sum(seconds for seconds in saved.values() if seconds > 0) or 1.0
         faster = sorted((key for key in saved if saved[key] > 0.02 * whole), key=lambda key: -saved[key])
         return ", ".join(stage for _, stage in faster)

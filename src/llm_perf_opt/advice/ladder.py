@@ -20,6 +20,7 @@ from llm_perf_opt.advice.setup import Setup, has_looped_experts
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import DECODE
+from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.ops.kernel_shape import MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import Execution
@@ -115,7 +116,7 @@ class StageLadder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """All stages. A request runs the stages of a decode step `output_tokens` times, and all others once."""
+    """All stages. A request runs the stages of a decode step for each token behind the first, and all others once."""
 
     stages: tuple[StageLadder, ...]
     output_tokens: int = 1
@@ -123,7 +124,7 @@ class Ladder:
 
     def in_request(self, stage: StageLadder, number: int) -> int:
         """A number of one run of a stage, as often as a request runs it."""
-        return number * self.output_tokens // stage.runs if stage.phase == DECODE else number
+        return number * steps_after_prompt(self.output_tokens) // stage.runs if stage.phase == DECODE else number
 
     @property
     def top_ns(self) -> int:

@@ -11,6 +11,7 @@ from llm_perf_opt.advice.setup import Setup, has_looped_experts
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.measurement import DECODE
+from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.ops.kernel_shape import AttentionShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import Execution
@@ -280,9 +281,10 @@ def _with_kernels(work: StageWork, kernels: Mapping[Kernel, int]) -> StageWork:
 
 
 def request_band(stages: Sequence[PricedStage], graphs: Sequence[CallGraph], output_tokens: int) -> Band:
-    """Everything before decoding once, and as many decode steps as tokens are generated: low, expected and high."""
+    """Everything before decoding once, and a decode step for each token behind the first: low, expected and high."""
+    decoded = steps_after_prompt(output_tokens)
     steps = {graph.phase: steps_of(graph) for graph in graphs}
-    bands = [stage.each.times(output_tokens / steps[DECODE] if stage.phase == DECODE else 1) for stage in stages]
+    bands = [stage.each.times(decoded / steps[DECODE] if stage.phase == DECODE else 1) for stage in stages]
     return Band(
         sum(band.low for band in bands), sum(band.high for band in bands), sum(seconds_of(band) for band in bands)
     )

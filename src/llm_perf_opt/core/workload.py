@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.options import OptionRecord, option
@@ -18,6 +18,12 @@ from llm_perf_opt.core.tensor_formats import CACHE_NAMES, WHAT_IF_NAMES, cache_d
 
 ANSWER_TOKENS = 500  # of a request to a server, where nobody says
 DTYPES = ("bfloat16", "float16", "float32")
+_Count = TypeVar("_Count", int, float)
+
+
+def steps_after_prompt(output_tokens: _Count) -> _Count:
+    """Decode steps of an answer: the prompt's own forward gives the first token."""
+    return max(output_tokens - 1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from llm_perf_opt.core.reading import decode_json
+from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.measurements.measurement import (
     MEASURED_FILE,
     MeasuredRun,
@@ -135,7 +136,7 @@ def _vllm_run(result: VllmResult, file: str) -> MeasuredRun:
     output = _per_request(result.total_output_tokens, result.completed)
     in_flight = result.max_concurrency
     if in_flight is None and result.request_throughput and result.mean_ttft_ms and result.mean_tpot_ms and output:
-        latency_s = (result.mean_ttft_ms + (output - 1) * result.mean_tpot_ms) * 1e-3
+        latency_s = (result.mean_ttft_ms + steps_after_prompt(output) * result.mean_tpot_ms) * 1e-3
         in_flight = result.request_throughput * latency_s  # Little's law
     return run_of(
         [ttft, tpot],

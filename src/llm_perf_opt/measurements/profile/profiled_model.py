@@ -16,7 +16,7 @@ from llm_perf_opt.core.plugins import FOLDER_INPUTS, MODELS, folder_model_type, 
 from llm_perf_opt.core.protocols import ModelAdapter, OpensCheckpoint, RealRun, RunsForReal, SpeaksText
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.work_limits import refuse_workload
-from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.core.workload import Workload, steps_after_prompt
 from llm_perf_opt.measurements.profile.request import ModelChoice, ProfileRequest, read_request
 from llm_perf_opt.tracing.origin import find_adapter
 
@@ -62,7 +62,7 @@ class ProfiledModel:
         chosen = {
             **request.workload.options(),
             "image": image,
-            "decode_steps": request.workload.max_new_tokens - 1,  # the first token comes from the prefill
+            "decode_steps": steps_after_prompt(request.workload.max_new_tokens),
             "dtype": request.model.dtype,
             "attention": request.model.attention,
         }

@@ -12,7 +12,7 @@ from PIL import Image
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.protocols import ModelAdapter, RealRun, StageWatch
 from llm_perf_opt.core.run_lock import OneRun
-from llm_perf_opt.core.workload import Workload
+from llm_perf_opt.core.workload import Workload, steps_after_prompt
 from llm_perf_opt.harness.phase_runs import run_phases
 from llm_perf_opt.harness.quiet import silenced
 from llm_perf_opt.harness.real_models import RealModels
@@ -169,7 +169,7 @@ class DeepSeekOCRSession:
         if max_new_tokens < 1:
             raise UsageError("At least one token must be asked for.", why=f"it was {max_new_tokens}", fix="give 1")
         model = self.model
-        run = self._run(image, prompt, mode, crops, decode_steps=max_new_tokens - 1)
+        run = self._run(image, prompt, mode, crops, decode_steps=steps_after_prompt(max_new_tokens))
         done = run_phases(
             model,
             run.targets,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.hardware.links import Cluster, load_links, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.serving.capacity.fleets import Deadline
 from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.search import PlanCandidate, SearchSpace, candidates
@@ -127,7 +128,7 @@ class SizedFleet:
     @property
     def _latency_s(self) -> float:
         """The median time of a whole answer."""
-        return self.state.first_token_s + self.state.token_s * (self.demand.mean.output_tokens - 1)
+        return self.state.first_token_s + self.state.token_s * steps_after_prompt(self.demand.mean.output_tokens)
 
     @property
     def tpot(self) -> ServedTime:

@@ -20,6 +20,7 @@ from statistics import NormalDist
 import numpy as np
 
 from llm_perf_opt.core.recent import Recent
+from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.queueing import Crowd, PromptQueue, most_read, poisson_chances
 from llm_perf_opt.serving.requests import Traffic
@@ -114,7 +115,7 @@ class SteadyState:
     def prompt_share(self) -> float:
         """The share of the time that is spent on prompts. A single user's prompt is alone in its step."""
         if self.queue.users == 1:
-            return self.first_token_s / (self.first_token_s + self.token_s * (self.output_tokens - 1))
+            return self.first_token_s / (self.first_token_s + self.token_s * steps_after_prompt(self.output_tokens))
         return 1 - self.plain_s / self.step_s
 
     def first_token_at(self, share: float) -> float:
@@ -154,7 +155,7 @@ class SteadyState:
         ttft = self.first_token_at(share)
         if slo.ttft_s is not None and ttft > slo.ttft_s:
             return "TTFT"
-        is_late = slo.e2e_s is not None and ttft + tpot * self.output_tokens > slo.e2e_s
+        is_late = slo.e2e_s is not None and ttft + tpot * steps_after_prompt(self.output_tokens) > slo.e2e_s
         return "E2E" if is_late else None
 
     def keeps(self, slo: Slo | None) -> bool:
