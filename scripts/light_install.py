@@ -18,24 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from scripts import smoke_verbs
+from scripts.smoke_verbs import Step
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 TORCH = "torch==2.13.0"
 LENT = ("PYTHONPATH", "VIRTUAL_ENV", "LLM_PERF_OPT_CACHE", "LLM_PERF_OPT_TABLES")  # by who calls
 NOT_HERE = ("torch", "transformers", "duckdb")
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command of the light install, what it shows, and how it ends."""
-
-    command: str
-    shows: str  # a regular expression, in what it prints or in the file that it writes
-    code: int = 0
-    file: str | None = None
 
 
 STEPS = (
@@ -65,12 +57,16 @@ STEPS = (
 )
 
 
-def run(*command: str | Path, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Without what the caller's environment would lend: its packages and its cache."""
+def own_environment(**variables: str) -> dict[str, str]:
+    """Without what the caller's would lend: its packages and its cache."""
     own = {name: value for name, value in os.environ.items() if name not in LENT}
-    environment = {**own, "NO_COLOR": "1", "COLUMNS": "160", **variables}
+    return {**own, "NO_COLOR": "1", "COLUMNS": "160", **variables}
+
+
+def run(*command: str | Path, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    words = list(map(str, command))
     return subprocess.run(
-        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False
+        words, cwd=folder, env=own_environment(**variables), capture_output=True, text=True, check=False
     )
 
 
@@ -113,18 +109,12 @@ def check_uvx(uv: str, python: Path, index: Path, scratch: Path) -> str | None:
     return None if right else f"uvx: exit code {said.returncode}: {(said.stdout + said.stderr)[-600:]}"
 
 
-def problem_of(step: Step, python: Path, folder: Path) -> str | None:
-    """What the step did wrong in a clean environment, or None."""
-    cache = str(folder / "cache")
-    ran = run(python, "-P", "-m", "llm_perf_opt", *step.command.split(), folder=folder, XDG_CACHE_HOME=cache)
-    shown = (folder / step.file).read_text("utf-8") if step.file and ran.returncode == 0 else ran.stdout + ran.stderr
-    if (
-        "Traceback" in ran.stderr
-        or ran.returncode != step.code
-        or not re.search(step.shows, " ".join(shown.split(" ")))
-    ):
-        return f"exit code {ran.returncode}, not {step.code} with {step.shows!r}: {(ran.stdout + ran.stderr)[-600:]}"
-    return None
+def problems(python: Path, folder: Path) -> list[str]:
+    """What the commands did wrong in a clean environment."""
+    folder.mkdir(parents=True)
+    world = own_environment(XDG_CACHE_HOME=str(folder / "cache"))
+    tried = ((step.command, smoke_verbs.problem_of(step, python, folder, "light", world)) for step in STEPS)
+    return [f"{command}: {problem}" for command, problem in tried if problem]
 
 
 def installed(uv: str, python: Path, index: Path, folder: Path) -> Path:
@@ -161,11 +151,9 @@ def try_python(version: str, uv: str, wheel: Path, index: Path, scratch: Path) -
     if not any(index.glob("msgspec-*-cp" + version.replace(".", "") + "-*")):
         fetch_dependencies(wheel, python, index)
     place = scratch / version
-    (place / "work").mkdir(parents=True)
+    place.mkdir()
     wrong = [problem] if (problem := check_uvx(uv, python, index, place)) else []
-    own = installed(uv, python, index, place / "venv")
-    tried = ((step.command, problem_of(step, own, place / "work")) for step in STEPS)
-    wrong += [f"{command}: {problem}" for command, problem in tried if problem]
+    wrong += problems(installed(uv, python, index, place / "venv"), place / "work")
     print(f"== {version}: uvx and {len(STEPS)} commands in {time.perf_counter() - began:.0f} s, {len(wrong)} wrong")
     return [f"{version}: {problem}" for problem in wrong]
 

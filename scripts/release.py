@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 from pathlib import Path
 
-from scripts.light_install import ROOT, STEPS, done, problem_of
+from scripts.light_install import ROOT, STEPS, done, problems
 
 MOST_WHEEL_BYTES = 20_000_000
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -144,9 +144,8 @@ def installs(release: Release) -> str:
         own = folder / "venv" / "bin" / "python"
         done(own, "-m", "pip", "install", "--quiet", release.wheel)
         done(own, "-m", "pip", "check")
-        (folder / "work").mkdir()
-        tried = [(step.command, problem_of(step, own, folder / "work")) for step in STEPS]
-    if wrong := [f"{command}: {problem}" for command, problem in tried if problem]:
+        wrong = problems(own, folder / "work")
+    if wrong:
         raise ReleaseError(f"{len(wrong)} of {len(STEPS)} commands: {wrong[0]}")
     return f"{len(STEPS)} commands without torch"
 

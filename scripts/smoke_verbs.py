@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +56,11 @@ LONGEST_S = 300
 
 @dataclass(frozen=True)
 class Step:
-    """A command, what its output must hold, and the extra without which it must refuse."""
+    """A command, what its output must hold, how it ends, and the extra without which it must refuse."""
 
     command: str
-    shows: str  # a regular expression, in stdout, or in the file that the command writes
+    shows: str  # a regular expression, in stdout, or in the file that the command writes; in stderr, if it must fail
+    code: int = 0
     extra: str | None = None
     file: str | None = None
     without: str | None = None  # the command that is tried without the extra, if it is another one
@@ -157,13 +159,17 @@ def llama_tensors() -> list[tuple[str, list[int]]]:
     return [*tensors, ("model.norm.weight", [hidden]), ("lm_head.weight", [words, hidden])]
 
 
-def problem_of(step: Step, python: str, folder: Path, extras: str) -> str | None:
+def problem_of(
+    step: Step, python: str | Path, folder: Path, extras: str, environment: Mapping[str, str] = os.environ
+) -> str | None:
     """What the step did wrong, or None."""
     is_without = step.extra is not None and extras == "none"
     asked = step.without if is_without and step.without else step.command
-    command = [python, "-P", "-m", "llm_perf_opt", *asked.split()]
+    command = [str(python), "-P", "-m", "llm_perf_opt", *asked.split()]
     try:
-        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+        ran = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"not done after {LONGEST_S} s"
     said = f"exit code {ran.returncode}: {(ran.stderr or ran.stdout)[-400:].strip()}"
@@ -171,14 +177,14 @@ def problem_of(step: Step, python: str, folder: Path, extras: str) -> str | None
         return f"a traceback, {said}"
     if is_without:
         return None if _names_extra(step, ran) else f"should name the extra {step.extra!r}, {said}"
-    if ran.returncode != 0:
+    if ran.returncode != step.code:
         return said
-    shown = ran.stdout
+    where, shown = ("stderr", ran.stderr) if step.code else ("stdout", ran.stdout)
     if step.file is not None:
-        written = folder / step.file
+        where, written = step.file, folder / step.file
         shown = written.read_bytes().decode("utf-8", "replace") if written.exists() else ""
     if not re.search(step.shows, shown):
-        return f"does not show {step.shows!r} in {step.file or 'stdout'}: {shown[:400]}"
+        return f"does not show {step.shows!r} in {where}: {shown[:400]}"
     asks = [name for name in re.findall(r"pip install (\S+)", shown) if name.strip("'\"") not in NOT_OF_ALL]
     return f"asks for {asks[0]}, which is installed" if asks and extras == "all" else None
 

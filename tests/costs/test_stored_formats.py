@@ -187,7 +187,7 @@ def test_a_cache_of_one_byte_is_a_quarter_of_one_of_four() -> None:
 def test_logits_ids_and_images_keep_their_type() -> None:
     (changed,) = store_cache([made_decode()], "int8")
     (observation,) = changed.output_metadata[""]
-    assert [tensor.dtype for tensor in observation.tensors] == ["float32", *["int8"] * 4]
+    assert [tensor.dtype for tensor in observation.tensors] == ["float32", "int64", *["int8"] * 4]
 
 
 @pytest.mark.parametrize("phase", ["prefill", "encode"])

@@ -52,7 +52,8 @@ def test_the_smoke_fails_on_a_wrong_answer_and_on_a_missing_pip_command(tmp_path
     said = tmp_path / "python"
 
     def verdict(text: str, code: int, extras: str, step: smoke_verbs.Step) -> bool:
-        said.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
+        stream = ">&2" if code else ""
+        said.write_text(f"#!/bin/sh\ncat {stream} <<'END'\n{text}\nEND\nexit {code}\n")
         said.chmod(0o755)
         return smoke_verbs.problem_of(step, str(said), tmp_path, extras) is None
 
@@ -65,6 +66,10 @@ def test_the_smoke_fails_on_a_wrong_answer_and_on_a_missing_pip_command(tmp_path
     assert verdict("pip install 'llm-perf-opt[trace]'", 1, "none", step)
     assert not verdict("pip install 'llm-perf-opt[png]'", 1, "none", step)
     assert not verdict("pip install 'llm-perf-opt[trace]'", 0, "none", step)
+    refused = smoke_verbs.Step("trace some/unknown", r"no model named .*\n.*fix: ", code=2)
+    assert verdict("There is no model named x\n  fix: y", 2, "light", refused)
+    assert not verdict("There is no model named x\n  fix: y", 1, "light", refused)
+    assert not verdict("There is no model", 2, "light", refused)
 
 
 @pytest.mark.parametrize(("strict", "code"), [("", 0), ("1", 1)])

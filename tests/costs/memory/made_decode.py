@@ -22,7 +22,7 @@ def cached_bytes(tokens: int, batch: int = 1) -> int:
 def made_decode(
     *, tokens: int = 5, steps: int = 1, batch: int = 1, phase: str = "decode", given: bool = False
 ) -> CallGraph:
-    """Beside the cache a step takes token ids and an image; the image is never read.
+    """With the cache a step takes token ids and an image; the image is never read, and indices leave as they came.
 
     The first cache is filled by ops of the run, as older traces have it, or was there before.
     """
@@ -49,7 +49,7 @@ def made_decode(
             grown.append(next(numbers))
             run.allocate(grown[-1], cached_bytes(tokens + step + 1, batch))
             run.op(kind("aten.cat.default", {"tensors": before}, after, output_aliases=(-1,)), [token], grown[-1:])
-        run.leave([(logits, output), *((after, token) for token in grown)])
+        run.leave([(logits, output), (ids, 1), *((after, token) for token in grown)])
         for token in (output, *held):
             run.free(token)
         held = grown

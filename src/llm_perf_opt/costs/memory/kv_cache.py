@@ -19,6 +19,7 @@ from llm_perf_opt.ops.table import op_role
 DECODE = "decode"
 CHUNK = "chunk"  # a step of several new tokens
 STEPS = (DECODE, CHUNK)
+_INDICES = ("int64", "bool")  # tokens, positions and masks go from step to step as well; no cache holds its values so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def _carried(graph: CallGraph, call: int) -> Iterator[tuple[TensorMeta, TensorMe
     read = set(ops_of(graph).input_storages[starts[calls.first_op[call]] : starts[calls.end_op[call]]])
     leaving = list(dict.fromkeys(call_tensors(graph, call, "output")))
     for meta, storage in dict.fromkeys(call_tensors(graph, call, "input")):
-        if storage not in read or len(meta.shape) < 2:
+        if storage not in read or len(meta.shape) < 2 or meta.dtype in _INDICES:
             continue
         match = next((grown for grown in leaving if _continues(meta, grown[0], tokens=new_tokens(graph))), None)
         if match is not None:
