@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.advice.setup import Setup
@@ -11,6 +11,7 @@ from llm_perf_opt.core.callgraph.queries import found_once, ops_of, tensor_offse
 from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.workload import Deployment
 from llm_perf_opt.costs.stored_formats import retype
+from llm_perf_opt.timing.engine_kernels import engine_rules
 from llm_perf_opt.timing.fusions import Fusion
 from llm_perf_opt.tracing.deployed_traces import redeployed
 
@@ -34,11 +35,23 @@ class Rewrite:
     least_share: float = 0.002  # of the time of a request: what saves less is not told
 
 
-def with_rules(setup: Setup, rules: frozenset[Fusion]) -> Setup | None:
-    """Code in PyTorch with more fusions; None: an engine runs it, or it has them all."""
-    if setup.is_engine or rules <= setup.rules:
-        return None
-    return replace(setup, rules=setup.rules | rules)
+def with_rules(
+    rules: Iterable[Fusion], where: Callable[[CallGraph], bool] | None = None
+) -> Callable[[Setup], Setup | None]:
+    """Code in PyTorch with more fusions; None: an engine runs it, it has them all, or `where` holds of no phase."""
+    more = frozenset(rules)
+
+    def apply(setup: Setup) -> Setup | None:
+        if setup.is_engine or more <= setup.rules or (where and not any(map(where, setup.graphs))):
+            return None
+        return replace(setup, rules=setup.rules | more)
+
+    return apply
+
+
+def has_ops_of(*rules: Fusion) -> Callable[[CallGraph], bool]:
+    """Whether one of these rules replaces ops of a phase."""
+    return lambda graph: any(fused.rule in rules for fused in engine_rules(graph))
 
 
 @found_once

@@ -6,7 +6,7 @@ from llm_perf_opt.advice.rewrite import Rewrite, with_rules
 from llm_perf_opt.advice.setup import Setup, has_looped_experts
 from llm_perf_opt.timing.fusions import Fusion
 
-_RULES = frozenset(
+_FUSED = with_rules(
     {Fusion.NORM, Fusion.ROTARY, Fusion.ACTIVATION, Fusion.ROUTER, Fusion.VECTOR, Fusion.LAYOUT, Fusion.OUTER}
 )
 
@@ -15,7 +15,7 @@ def _apply(setup: Setup) -> Setup | None:
     """Experts that are chosen on the host break the graph of every layer: there is little to fuse between breaks."""
     if any(map(has_looped_experts, setup.graphs)) and Fusion.EXPERTS not in setup.rules:
         return None
-    return with_rules(setup, _RULES)
+    return _FUSED(setup)
 
 
 REWRITE = Rewrite(
