@@ -1,10 +1,10 @@
 """What other tools say of the same two models, what it costs to ask them, and what they cannot be asked.
 
-    python -m benchmarks.peers --docs                       everything; writes docs/data/peers.json and the pages
+    python -m benchmarks.peers --docs                       everything; writes docs/data/peers.json and the page
     python -m benchmarks.peers --docs --llm-viewer FOLDER   with LLM-Viewer, which is a repository and no package
-    python -m benchmarks.peers --render                     only makes the pages again from docs/data/peers.json
+    python -m benchmarks.peers --render                     only makes the page again from docs/data/peers.json
 
-The pages are docs/evidence/other-tools.md and the short table of README.md.
+The page is docs/evidence/other-tools.md.
 
 The tools are installed into an environment of their own (`--venv`). Each is asked about a model without memory first,
 on the meta device, and with random weights where that fails. Needs about 12 GB and a quarter of an hour.
@@ -24,7 +24,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from benchmarks.pages import DOCS, ROOT, replace_section, table
+from benchmarks.pages import DOCS, ROOT, table
 from benchmarks.peer_probes.environment import (
     PEERS,
     Peer,
@@ -39,7 +39,7 @@ from benchmarks.peer_probes.environment import (
 from benchmarks.peer_probes.questions import EXACT_FLOPS, SMALL_SIZES
 from benchmarks.runner import parser
 
-# docs/evidence/other-tools.md and the short table of the README, from the record alone.
+# docs/evidence/other-tools.md, from the record alone.
 
 Row = Mapping[str, Any]
 Told = Mapping[str, Any]  # all that one tool was asked
@@ -143,7 +143,7 @@ def page_of(record: Record) -> str:
     exact = record["exact_flops"]
     words = {
         "versions": _versions(record),
-        "short_table": readme_table(record).strip(),
+        "short_table": short_table(record).strip(),
         "dense_tokens": str(record["small_sizes"]["dense_tokens"]),
         "dense_exact": f"{exact['dense-sdpa']:,}",
         "dense_table": _model_table(record, ("dense-sdpa", "dense-eager")),
@@ -157,7 +157,7 @@ def page_of(record: Record) -> str:
     return re.sub(r"\n{3,}", "\n\n", page)  # what is empty leaves no hole
 
 
-def readme_table(record: Record) -> str:
+def short_table(record: Record) -> str:
     """Eight rows: what is found, what it costs to find it, and what else each tool gives."""
     rows: list[list[str]] = []
     for name, told in record["peers"].items():
@@ -299,7 +299,6 @@ def _cell(text: str) -> str:
 
 
 DATA, PAGE = DOCS / "data" / "peers.json", DOCS / "evidence" / "other-tools.md"
-README, SECTION = ROOT / "README.md", "other tools"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "llm-perf-opt" / "peers-venv"
 LARGE = ("dense-sdpa", "dense-eager", "ocr")
 SMALL = ("fused-attention", "direct-call", "experts")
@@ -327,7 +326,7 @@ OFFERS = {
 def main() -> int:
     options = parsed()
     if options.render:
-        write_pages(json.loads(DATA.read_text()))
+        PAGE.write_text(page_of(json.loads(DATA.read_text())), encoding="utf-8")
         return 0
     failures = make_environment(options.venv)
     python, environment = python_of(options.venv), surroundings(options.threads, options.llm_viewer)
@@ -350,17 +349,12 @@ def main() -> int:
     print(text, end="")
     if options.docs:
         DATA.write_text(text)
-        write_pages(record)
+        PAGE.write_text(page_of(record), encoding="utf-8")
     return 0
 
 
-def write_pages(record: dict[str, Any]) -> None:
-    PAGE.write_text(page_of(record), encoding="utf-8")
-    replace_section(README, SECTION, readme_table(record))
-
-
 def parsed() -> argparse.Namespace:
-    flags = {"docs": "write the record and the pages", "render": "write the pages from the record that is there"}
+    flags = {"docs": "write the record and the page", "render": "write the page from the record that is there"}
     made = parser(__doc__, **flags)
     made.add_argument("--venv", type=Path, default=CACHE, help="where the tools are installed")
     made.add_argument("--llm-viewer", type=Path, help="a folder with the code of github.com/hahnyuan/LLM-Viewer")

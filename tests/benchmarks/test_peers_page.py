@@ -13,7 +13,7 @@ from benchmarks.peer_probes.environment import PEERS, SUBJECTS, names_about, rea
 from benchmarks.peer_probes.probes import own_count as count
 from benchmarks.peer_probes.probes import torch_count
 from benchmarks.peer_probes.questions import EXACT_FLOPS, Asked
-from benchmarks.peers import SECTION, page_of, readme_table
+from benchmarks.peers import page_of, short_table
 
 ROOT = Path(__file__).parents[2]
 RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "data" / "peers.json").read_text())
@@ -25,16 +25,9 @@ def test_the_page_is_the_record() -> None:
 
 
 def test_the_short_table_has_a_row_per_tool() -> None:
-    rows = readme_table(RECORD).splitlines()[2:]
+    rows = short_table(RECORD).splitlines()[2:]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [peer.title for peer in PEERS.values()]
-    assert readme_table(RECORD) in PAGE
-
-
-def test_the_readme_has_the_short_table_between_its_markers() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = re.search(f"<!-- begin {SECTION} -->\n\n(.*)\n<!-- end {SECTION} -->", readme, re.DOTALL)
-    assert table is not None
-    assert table[1] == readme_table(RECORD)
+    assert short_table(RECORD) in PAGE
 
 
 def test_every_tool_has_a_row_or_a_reason() -> None:
@@ -46,13 +39,13 @@ def test_every_tool_has_a_row_or_a_reason() -> None:
 
 def test_a_tool_that_is_missing_has_a_row_with_the_reason() -> None:
     without = RECORD | {"peers": RECORD["peers"] | {"llm-viewer": {"failure": "no package", "runs": []}}}
-    assert "| LLM-Viewer | not asked: no package |" in readme_table(without)
+    assert "| LLM-Viewer | not asked: no package |" in short_table(without)
     assert page_of(without).count("no package |") == 3
 
 
 def test_a_tool_that_answers_without_flops_is_not_one_that_gives_no_answer() -> None:
     """aiconfigurator answered for the language model, with times; it does not know the other one."""
-    (row,) = (row for row in readme_table(RECORD).splitlines() if row.startswith("| aiconfigurator"))
+    (row,) = (row for row in short_table(RECORD).splitlines() if row.startswith("| aiconfigurator"))
     cells = row.split(" | ")
     assert (cells[1], cells[3]) == ("counts no FLOPs", "no answer")
 
