@@ -5,23 +5,25 @@
 
 Each model is built from its released configuration, with two layers and no weights, and traced before and after the
 change. What the rewrite predicts of FLOPs, bytes and kernel launches is compared with the new trace. Where they differ,
-the ops that only one of the two has name the cause.
+the ops that only one of the two has name the cause. Changes of the deployment are compared by their decode step.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import llm_perf_opt as lpo
+from benchmarks.pages import show_sections
 from llm_perf_opt.advice.changes import CHANGES
-from llm_perf_opt.advice.pricing import code_kernels
+from llm_perf_opt.advice.pricing import Pricer, code_kernels, seconds_of
 from llm_perf_opt.advice.setup import Setup
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
@@ -29,11 +31,10 @@ from llm_perf_opt.core.hardware.links import find_hardware
 from llm_perf_opt.ops.kernel_shape import AttentionShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
+from llm_perf_opt.timing.datasheet_rates import Execution
 
 Kernels = Counter[Kernel]
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "evidence" / "advice-retraced.md"
-BEGIN, END = "<!-- retraced -->", "<!-- end -->"
 CONFIGS = ROOT / "tests" / "facts" / "serving" / "configs"
 TOKENS = 256
 JOINED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"))
@@ -88,6 +89,16 @@ class Row:
     cause: str
 
 
+def write_config(name: str, folder: Path) -> None:
+    """The released configuration with two layers, and with the weights as the model was trained."""
+    config = json.loads((CONFIGS / name / "config.json").read_text())
+    config.pop("quantization_config", None)
+    config["num_hidden_layers"] = 2
+    if "first_k_dense_replace" in config:
+        config["first_k_dense_replace"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def graph_of(
     name: str, settings: Mapping[str, Any], folder: Path, edit: Callable[[Any], None] | None = None
 ) -> CallGraph:
@@ -95,12 +106,7 @@ def graph_of(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = json.loads((CONFIGS / name / "config.json").read_text())
-    config.pop("quantization_config", None)
-    config["num_hidden_layers"] = 2
-    if "first_k_dense_replace" in config:
-        config["first_k_dense_replace"] = 1
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(name, folder)
     built = {"attn_implementation": "sdpa", "dtype": "bfloat16", **settings}
     has_cache = built.pop("use_cache", False)
     keep, experts = built.pop("logits_to_keep", 1), built.pop("experts_implementation", None)
@@ -140,6 +146,56 @@ def rows(folder: Path) -> Iterator[Row]:
                 retraced=Work.of(retraced),
                 cause="" if is_equal else case.cause(before, after, predicted, retraced),
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A change of the deployment, and what a new trace of it is asked for."""
+
+    change: str
+    traced: Mapping[str, Any]
+    device: str = "h100-sxm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The time of a decode step after a change of the deployment: as predicted, and of a new trace."""
+
+    change: str
+    model: str
+    before_s: float
+    predicted_s: float
+    retraced_s: float
+    is_told: bool  # whether `advise` tells it of a model of two layers
+
+    @property
+    def is_equal(self) -> bool:
+        """But for the last digit, which the order of a sum decides."""
+        return math.isclose(self.predicted_s, self.retraced_s, rel_tol=1e-14, abs_tol=0.0)
+
+
+def steps(folder: Path) -> Iterator[Step]:
+    """Every change of the deployment of every model."""
+    for name in (*DENSE, *EXPERTS):
+        write_config(name, folder)
+        graphs = lpo.trace(folder, prompt_tokens=TOKENS).graphs
+        engine = Setup(graphs=graphs, hardware=find_hardware("h100-sxm"), execution=Execution.FUSED)
+        for case in DEPLOYED:
+            told = CHANGES.get(case.change).apply(engine)
+            changed = told or replace(engine, hardware=find_hardware(case.device), tp=case.traced.get("tp", 0))
+            anew = lpo.trace(folder, prompt_tokens=TOKENS, **case.traced).predict(case.device, execution="fused")
+            yield Step(
+                change=case.change,
+                model=name,
+                before_s=_decode_s(engine),
+                predicted_s=_decode_s(changed),
+                retraced_s=sum(stage.expected_s or math.nan for stage in anew.stages if stage.phase == "decode"),
+                is_told=told is not None,
+            )
+
+
+def _decode_s(setup: Setup) -> float:
+    return sum(seconds_of(stage.wall) for stage in Pricer().stages(setup) if stage.phase == "decode")
 
 
 def join_matmuls(model: Any) -> None:
@@ -286,6 +342,35 @@ CASES = (
 )
 
 
+DEPLOYED = (
+    Deployed(change="weights-fp8", traced={"weights": "fp8"}),
+    Deployed(change="weights-int4", traced={"weights": "int4-g128"}),
+    Deployed(change="cache-fp8", traced={"cache": "fp8"}),
+    Deployed(change="larger-batch", traced={"batch": 8}),
+    Deployed(change="tensor-parallel", traced={"tp": 2}, device="2x h100-sxm"),
+)
+
+
+def table_of_steps(compared: list[Step]) -> str:
+    """Markdown: the decode step before, as predicted and of a new trace."""
+    equal = sum(step.is_equal for step in compared)
+    lines = [
+        f"{len(compared)} cases: the decode step takes as long as the one of a new trace in {equal}, to 14 digits.",
+        "",
+        "| change | model | decode step before | predicted | traced anew |",
+        "|---|---|--:|--:|--:|",
+        *(
+            f"| {step.change} | {step.model} | {1e6 * step.before_s:.1f} us | {1e6 * step.predicted_s:.4f} us "
+            f"| {1e6 * step.retraced_s:.4f} us |"
+            for step in compared
+        ),
+    ]
+    untold = Counter(step.change for step in compared if not step.is_told)
+    for change, count in untold.items():
+        lines += ["", f"`advise` does not tell `{change}` of {count} of these models: two layers are too few for it."]
+    return "\n".join(lines)
+
+
 def table(found: list[Row]) -> str:
     """Markdown: what the change takes away, and how far the prediction is from the new trace."""
     exact = sum(not row.cause for row in found)
@@ -308,12 +393,8 @@ def table(found: list[Row]) -> str:
 
 def main() -> None:
     with TemporaryDirectory() as name:
-        text = table(list(rows(Path(name))))
-    print(text)
-    if "--write" in sys.argv[1:]:
-        page = PAGE.read_text("utf-8")
-        start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-        PAGE.write_text(f"{page[:start]}\n{text}\n{page[end:]}", "utf-8")
+        texts = {"retraced": table(list(rows(Path(name)))), "deployed": table_of_steps(list(steps(Path(name))))}
+    show_sections("evidence/advice-retraced", texts, is_written="--write" in sys.argv[1:])
 
 
 if __name__ == "__main__":
