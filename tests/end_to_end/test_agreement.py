@@ -16,19 +16,12 @@ GROUPED = ("int4-g128",)
 # A rank's own shard has whole groups, the share of a matrix that was traced whole may end inside one:
 # docs/reference/limits.md.
 SHARE_OF_GROUPS = ("weights_bytes", "room_bytes", "cache_tokens")
-UNEXPLAINED = ("gpt-oss-120b-2x135-int4-g128-stored-fused-l40s-tp2",)
 MEASURED = ("low_seconds", "expected_seconds", "high_seconds")
-
-
-def unexplained(question: Question) -> list[pytest.MarkDecorator]:
-    """A disagreement that is known and not explained: docs/reference/limits.md. Once it is gone, the test says so."""
-    reason = "a step of serve is 2.4 % shorter than one of trace --device"
-    return [pytest.mark.xfail(reason=reason, strict=True)] if str(question) in UNEXPLAINED else []
 
 
 @pytest.mark.parametrize(
     "question",
-    [*QUESTIONS, *(pytest.param(question, marks=[pytest.mark.breadth, *unexplained(question)]) for question in MORE)],
+    [*QUESTIONS, *(pytest.param(question, marks=pytest.mark.breadth) for question in MORE)],
     ids=str,
 )
 def test_every_verb_says_the_same_of_a_quantity_of_one_name(question: Question) -> None:

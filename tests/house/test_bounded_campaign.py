@@ -33,7 +33,7 @@ import json, os
 from scripts.campaigns.bounded_work import OPS, ROW, Case, bounded
 print(json.dumps(bounded(Case(row=ROW[2], name="made", run=lambda: os._exit(9), option=OPS))))
 """
-GOOD = "error: 10 ops are reached.\n  why: the limit; stopped in module a of b, decode, after 1 s\n  fix: max_ops=100"
+GOOD = "error: The phase ran 10 ops.\n  why: the limit; stopped in module a of b, decode, after 1 s\n  fix: max_ops=100"
 
 
 def made(run: Callable[[], str], option: str | None = OPS, *, is_stopped: bool = True) -> Case:
@@ -132,7 +132,7 @@ def test_the_limits_hold_for_calls_of_modules_too_where_nobody_sees_ops() -> Non
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             return torch.as_tensor(self.below(self.below(values)))
 
-    with pytest.raises(PerfOptError, match="100 module calls are reached"), lpo.limits(max_ops=100):
+    with pytest.raises(PerfOptError, match="The phase ran 100 module calls"), lpo.limits(max_ops=100):
         lpo.trace(Twice(40), (torch.zeros(1),), tracer="hooks")
 
 
@@ -142,7 +142,7 @@ def test_a_folder_of_endless_code_is_written_as_transformers_reads_it(tmp_path: 
     folder = write_folder(tmp_path / "model", "ops")
     with (
         bounded_work._own_caches(tmp_path),
-        pytest.raises(PerfOptError, match="3,000 ops are reached") as stopped,
+        pytest.raises(PerfOptError, match="The phase ran 3,000 ops") as stopped,
         lpo.limits(max_ops=3000),
     ):
         lpo.trace(folder, trust_remote_code=True)

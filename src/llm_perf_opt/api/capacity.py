@@ -12,6 +12,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.core.target import Json
@@ -147,7 +148,8 @@ class CapacityAnswer(Answer):
             how = "by vLLM's own router" if best.replicas <= MOST_ROUTED else "round-robin"
             yield Note(f"Requests are distributed over the {best.replicas} replicas {how}.")
         if best.price_per_hour is not None:
-            yield Note("Costs are for the GPUs alone, at the load of this traffic, in the currency of the prices.")
+            yield Note("Costs are for the GPUs alone, at the load of this traffic.")
+        yield from price_notes({fleet.considered.device: fleet.price_per_hour for fleet in self.fleets})
         if best.outcome.is_growing:
             yield Note("The queue keeps growing: with longer traffic, requests wait even longer.", Level.WARNING)
         if len({fleet.considered.device for fleet in self.fleets}) > 1:
@@ -178,7 +180,8 @@ def capacity(
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`: default: every `tp` is considered, for models with experts every
       number of groups that share them, and as many replicas as there is room for.
     - `max_sequences`, `max_batched_tokens`: of a step, several with commas. Default: vLLM's own for the device.
-    - `prices`: device id -> price of a GPU hour. `pages`, `within`: a deadline, `200000` and `24h`.
+    - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
+    - `pages`, `within`: a deadline, `200000` and `24h`.
     - `measured`: results of a real server with this plan, to show next to the replay; vLLM's log of iterations
       corrects the step times.
     - `weights`: several with commas are tried. `cache`, `routing` and the workload are as in `lpo.trace`.
@@ -196,7 +199,7 @@ def capacity(
         requests = as_traffic(declared, served[0].page_tokens)
         considered = _considered(served, clusters, requests, fixed_plan, server)
         fleets = [
-            replays.fleet(chosen, requests, slo, (prices or {}).get(chosen.cluster.device.id))
+            replays.fleet(chosen, requests, slo, hourly_price(chosen.cluster.device.id, prices))
             for chosen in worth_replaying(considered.candidates, slo)
         ]
     fleets.sort(key=lambda replayed: _rank(replayed.fleet, deadline, slo))

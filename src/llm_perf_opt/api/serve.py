@@ -12,7 +12,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.callgraph.queries import shared_work
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
-from llm_perf_opt.core.hardware.prices import shipped_prices
+from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.report import Level, Note, Report, counted
 from llm_perf_opt.core.units import format_ratio
 from llm_perf_opt.core.workload import ANSWER_TOKENS
@@ -159,24 +159,9 @@ class ServeAnswer(Answer):
             )
         if self.demand.slo is None and self.demand.deadline is None:
             yield Note("There is no SLO, so the cheapest fleet may be slow: add --slo ttft=2s,tpot=40ms.")
-        yield from self._price_notes()
+        yield from price_notes({fleet.device: fleet.price_per_hour for fleet in self.fleets})
         if self.refused:
             yield Note(f"No memory is left for such a request next to the weights: {', '.join(self.refused)}.")
-
-    def _price_notes(self) -> Iterator[Note]:
-        """Where each price is from, and which GPU has none."""
-        listed = {fleet.device: shipped_prices().get(fleet.device) for fleet in self.fleets}
-        origins: dict[str, list[str]] = {}
-        for fleet in self.fleets:
-            row = listed[fleet.device]
-            if row is not None and fleet.price_per_hour == row.per_hour:
-                origins.setdefault(f"{row.provider} on {row.as_of}", []).append(f"{fleet.device} ${row.per_hour:g}")
-        if origins:
-            texts = (f"{', '.join(dict.fromkeys(names))} ({origin})" for origin, names in origins.items())
-            yield Note(f"On-demand list prices per GPU hour: {'; '.join(texts)}. --price sets your own.")
-        missing = list(dict.fromkeys(fleet.device for fleet in self.fleets if fleet.price_per_hour is None))
-        if missing:
-            yield Note(f"No list price is known for {', '.join(missing)}: set one with --price.", Level.WARNING)
 
     def save_deployment(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Files that start the best fleet: the engine's command, Docker Compose and Kubernetes."""
@@ -282,7 +267,7 @@ def serve(
     question = _Question(source, demand, declared, refused=[], choices=choices)
     with shared_work():
         plans = [
-            replace(fleet, price_per_hour=_price(fleet.device, prices))
+            replace(fleet, price_per_hour=hourly_price(fleet.device, prices))
             for fleet in sized_fleets(models, choices, demand, fixed_plan, question.refused)
         ]
         answer = question.answer(served, ranked(plans), is_replayed=replay)
@@ -439,14 +424,6 @@ def _declared(
     words += [f"prompt={prompt}"] if prompt is not None else []
     words += [f"pages={page}"] if page is not None else []
     return read_declared(" ".join(words))
-
-
-def _price(device: str, prices: Mapping[str, float] | None) -> float | None:
-    """What was given for the device, else what the table of list prices has; None: neither."""
-    if device in (prices or {}):
-        return (prices or {})[device]
-    listed = shipped_prices().get(device)
-    return None if listed is None else listed.per_hour
 
 
 def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:

@@ -139,14 +139,14 @@ class WorkBudget:
         """
         if count is not None and count > self.max_ops:
             return _reached(
-                f"{format_count(self.max_ops)} {what} are reached",
+                f"The phase ran {format_count(self.max_ops)} {what}",
                 "that is the limit",
                 f"--max-ops {self.max_ops * 10}",
             )
         seconds = self._limits.max_seconds
         if self.spent_seconds > seconds:
             return _reached(
-                f"{format_seconds(seconds)} are over", "that is the limit of a phase", f"--max-seconds {seconds * 10:g}"
+                f"The phase ran for {format_seconds(seconds)}", "that is the limit", f"--max-seconds {seconds * 10:g}"
             )
         used_bytes = process_memory_bytes()
         if self._memory_bytes is not None and used_bytes is not None and used_bytes > self._memory_bytes:

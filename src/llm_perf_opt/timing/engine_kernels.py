@@ -127,10 +127,10 @@ def _experts(graph: CallGraph, anatomy: Anatomy) -> Iterator[tuple[int, Kernel]]
     """Blocks that the code runs on every token, expert by expert, in one matmul."""
     policy = routing_policy_of(graph)
     for block in anatomy.experts:
-        if block.flops <= block.necessary_flops:
+        if block.flops <= block.needed_flops:
             continue
         # FLOPs fall with the tokens that chose an expert; its weights are read as soon as one token did.
-        share, read = block.necessary_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
+        share, read = block.needed_flops / block.flops, block.distinct(policy) / max(block.touched, 1)
         for row in block.rows:
             single = single_kernel(graph, row)
             if single is not None:

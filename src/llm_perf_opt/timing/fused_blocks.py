@@ -15,12 +15,12 @@ from dataclasses import replace
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_in_call, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import OpKind, TensorMeta
-from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
+from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightMatmul
 from llm_perf_opt.costs.necessary.attention_sites import AttentionSite
-from llm_perf_opt.costs.necessary.expert_blocks import ExpertBlock, routing_policy_of
+from llm_perf_opt.costs.necessary.expert_blocks import ExpertBlock, is_replicated, routing_policy_of
 from llm_perf_opt.costs.necessary.stage_needs import contexts_of
 from llm_perf_opt.ops.cost import elements, operand, packet_of
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, MatmulShape
@@ -327,7 +327,7 @@ def is_gated(block: ExpertBlock, hidden: int, inner: int) -> bool:
 
 def tensor_ranks(graph: CallGraph, block: ExpertBlock) -> int:
     """How many ranks share each expert of the block."""
-    if block.ranks > 1 or _is_replicated(graph, block):
+    if block.ranks > 1 or is_replicated(graph, block.path):
         return 1  # each rank has experts of its own, or all of them
     return (plan_in(graph.deployment) or ParallelPlan()).tp
 
@@ -339,13 +339,6 @@ def _depth(graph: CallGraph, row: int) -> int | None:
         return kind.inputs[0].shape[-1]
     shape = kernels_of(kind)[0].shape
     return shape.depth if isinstance(shape, MatmulShape) else None
-
-
-def _is_replicated(graph: CallGraph, block: ExpertBlock) -> bool:
-    """Whether every rank of a plan holds these experts as a single device would."""
-    replicated = replicated_in(graph.deployment)
-    stem = layer_pattern(f"{block.path}.")
-    return replicated is not None and any(name.startswith(stem) for name in replicated)
 
 
 def _weight_format(graph: CallGraph, block: ExpertBlock) -> str:

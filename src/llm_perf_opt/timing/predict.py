@@ -191,7 +191,7 @@ def stage_time(
     # A step that is known as a whole has kernels that each keep to the bandwidth: it is the same in every verb.
     likely = kernels if bound is None or expected_s is not None else kernels.expected_at_least(rates.likely_s(bound))
     busy, links = rates.of_stage(likely), rates.of_stage(links)
-    if bound is not None:
+    if bound is not None and expected_s is None:
         busy = busy.at_least(rates.least_s(bound))
     communication = communication_of(_kernels(pieces), rates.cluster, by_engine=rates.is_engine)
     if communication is not None and communication.band is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import llm_perf_opt as lpo
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
@@ -354,3 +355,31 @@ def test_an_attention_op_whose_query_has_no_positions_is_no_site() -> None:
     )
     (needs,) = necessary_by_stage(graph).values()
     assert (needs.flops, needs.other_bytes) == (0, 3 * 16)
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
+}
+
+
+def test_experts_that_every_rank_repeats_are_necessary_once(tmp_path: Path) -> None:
+    """transformers' plan for gpt-oss leaves all experts on each of two ranks: each need do a half."""
+    folder = write_folder(tmp_path, GPT_OSS)
+    whole, rank = (
+        necessary_by_stage(lpo.trace(folder, prompt_tokens=8, **plan).graphs[1])["decode"] for plan in ({}, {"tp": 2})
+    )
+    assert whole.expert_bytes and rank.expert_bytes == pytest.approx(whole.expert_bytes / 2, abs=1)
+    assert rank.fewest_expert_bytes == pytest.approx((whole.fewest_expert_bytes or 0) / 2, abs=1)
+    assert rank.saved[Reason.REPEATED] == 2 * 2 * 2 * 3 * 64 * 64 / 2, "half of 2 layers x 2 experts x 3 matrices"
+    assert Reason.REPEATED not in whole.saved or not whole.saved[Reason.REPEATED]

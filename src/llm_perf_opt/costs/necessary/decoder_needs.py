@@ -39,7 +39,10 @@ class MatmulsPerToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayers:
-    """Layers with equal routed experts; `ranks` share them, of which `ranks_alike` hold the same tokens."""
+    """Layers with equal routed experts; `ranks` share them, of which `ranks_alike` hold the same tokens.
+
+    On `copies` ranks all experts are held alike: each of them need do a share, and `bytes_each` is one.
+    """
 
     layers: int
     experts: int
@@ -50,6 +53,7 @@ class ExpertLayers:
     is_tail: bool
     ranks: int = 1
     ranks_alike: int = 1
+    copies: int = 1
 
     def distinct(self, routing: str, tokens: int) -> float:
         """Experts of this rank that `tokens` of its batch, and as many on every other rank, have it read."""
@@ -116,7 +120,9 @@ class DecoderNeeds:
     @property
     def active_matrix_parameters(self) -> int:
         """Elements of weights that one token meets in matmuls; of a rank's experts, as many as are expected."""
-        routed = (block.layers * block.chosen * block.macs_each // block.ranks for block in self.experts)
+        routed = (
+            block.layers * block.chosen * block.macs_each // (block.ranks * block.copies) for block in self.experts
+        )
         return self.matrix_parameters + sum(routed)
 
     def step(self, *, batch: int, context: int, routing: str = UNIFORM) -> NecessaryWork:
@@ -141,7 +147,9 @@ class DecoderNeeds:
         tokens = [batch * (1 if block.is_tail else queries) for block in self.experts]
         reads = [_expert_reads(block, count, routing) for block, count in zip(self.experts, tokens, strict=True)]
         for block, count in zip(self.experts, tokens, strict=True):
-            flops[block.dtype] += 2 * block.layers * count * block.chosen * block.macs_each // block.ranks_alike
+            flops[block.dtype] += (
+                2 * block.layers * count * block.chosen * block.macs_each // (block.ranks_alike * block.copies)
+            )
         # Bytes of experts depend on the routing, which no weights decide; a lower bound may only count the fewest.
         expert_bytes, fewest = (
             round(
@@ -234,11 +242,12 @@ def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]
             block.is_tail,
             block.ranks,
             block.ranks_alike,
+            block.copies,
         )
         for block in anatomy.experts
         if _in_first(anatomy, block.row) and block.tokens
     )
-    for (experts, chosen, macs, size, dtype, is_tail, ranks, ranks_alike), layers in alike.items():
+    for (experts, chosen, macs, size, dtype, is_tail, ranks, ranks_alike, copies), layers in alike.items():
         yield ExpertLayers(
             layers=layers,
             experts=experts,
@@ -249,6 +258,7 @@ def _expert_layers(graph: CallGraph, anatomy: Anatomy) -> Iterator[ExpertLayers]
             is_tail=is_tail,
             ranks=ranks,
             ranks_alike=ranks_alike,
+            copies=copies,
         )
 
 

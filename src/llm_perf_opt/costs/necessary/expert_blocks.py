@@ -6,6 +6,7 @@ does not matter here.
 
 A rank that holds a part of the experts gets rows of the tokens of all ranks that share them. Its figures are what is
 expected of any one rank, so the figures of all ranks add up to the model's; the rank with the most has another figure.
+Where a plan leaves all experts on every rank, the ranks repeat each other's work: necessary of each is its share.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of
 from llm_perf_opt.core.callgraph.records import OpKind, Parameter
-from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
+from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.reading import filled
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
@@ -42,7 +43,7 @@ class ExpertBlock:
     tokens: int  # of this rank, and their result is needed
     made_tokens: int  # of this rank, that were routed
     matrix_elements_each: int  # of one expert's matrices
-    bytes_each: int  # of one expert as stored, biases and scales included
+    bytes_each: int  # of one expert as stored, biases and scales included; of copies on several ranks the share of one
     touched: int  # experts that got rows in the trace
     flops: int  # as written
     dtype: str
@@ -51,6 +52,7 @@ class ExpertBlock:
     storages: frozenset[int]  # of every weight of all its experts
     ranks: int = 1  # that share the experts
     ranks_alike: int = 1  # that hold the same tokens as this one, itself included
+    copies: int = 1  # ranks that hold all experts and the same tokens, and so do the same
 
     @property
     def row(self) -> int:
@@ -59,6 +61,11 @@ class ExpertBlock:
 
     @property
     def necessary_flops(self) -> int:
+        """The share of one rank, where several do the same."""
+        return self.needed_flops // self.copies
+
+    @property
+    def needed_flops(self) -> int:
         """Each needed token meets the experts it chose; of a rank, what is expected."""
         return 2 * self.tokens * self.chosen * self.matrix_elements_each // self.ranks_alike
 
@@ -106,6 +113,12 @@ def _distinct_of_all(policy: str, experts: int, chosen: int, tokens: int) -> flo
     if policy == UNIFORM:
         return expected_distinct(experts, chosen, tokens)
     return float(min(experts, chosen * (tokens if policy == BALANCED else min(tokens, 1))))
+
+
+def is_replicated(graph: CallGraph, path: str) -> bool:
+    """Whether every rank of a plan holds the parameters below `path` as a single device would."""
+    replicated, stem = replicated_in(graph.deployment), layer_pattern(f"{path}.")
+    return replicated is not None and any(name.startswith(stem) for name in replicated)
 
 
 @dataclass(slots=True)
@@ -207,13 +220,15 @@ class ExpertFinder:
 
     def _block(self, path: str, block: _Found) -> ExpertBlock:
         mine = list(self._weights_of(path, block.experts))
+        copies = self._plan.tp if block.ranks == 1 and is_replicated(self._graph, path) else 1
         matrices = sum(elements(weight.meta) for weight in mine if _is_matrix(weight, path))
         return filled(
             ExpertBlock,
             block,
             path=path,
             matrix_elements_each=matrices // block.experts,
-            bytes_each=sum(tensor_bytes(weight.meta) for weight in mine) // block.experts,
+            bytes_each=sum(tensor_bytes(weight.meta) for weight in mine) // (block.experts * copies),
+            copies=copies,
             rows=tuple(block.rows),
             storages=frozenset(weight.storage for weight in mine),
         )

@@ -41,6 +41,7 @@ class Reason(StrEnum):
     HIDDEN_PAIRS = "pairs of query and key that the causal mask or the window hides"
     LATENT = "keys and values that the code expands from the latent cache again at every step"
     IDLE_EXPERTS = "experts that the code runs on tokens which did not choose them"
+    REPEATED = "experts that every rank of the plan runs alike, where each could run a share"
     WHOLE_ROWS = "rows of tokens that the traced rank gets beyond its expected share: a trace routes whole rows"
     BETWEEN_ACTIVATIONS = "matmuls between activations (scans, mixing, rotary tables), of which no bound is known"
 
@@ -180,7 +181,8 @@ def _sums_by_stage(
         into.saved[Reason.IDLE_EXPERTS] += block.flops - block.whole_row_flops
         into.saved[Reason.WHOLE_ROWS] += block.whole_row_flops - block.chosen_flops
         unneeded = Reason.POSITIONS if block.tokens else Reason.UNUSED
-        into.saved[unneeded] += block.chosen_flops - block.necessary_flops
+        into.saved[unneeded] += block.chosen_flops - block.needed_flops
+        into.saved[Reason.REPEATED] += block.needed_flops - block.necessary_flops
         if block.tokens:
             into.experts.append(block)
     for site in anatomy.attentions:
@@ -210,7 +212,7 @@ def _work(sums: _Sums, reads: StageReads | None, forwards: int, routing: str) ->
     expert_bytes, fewest = (
         round(sum(block.distinct(policy) * block.bytes_each for block in sums.experts)) for policy in (routing, FEWEST)
     )
-    chosen = sum(block.chosen * block.matrix_elements_each // block.ranks for block in sums.experts)
+    chosen = sum(block.chosen * block.matrix_elements_each // (block.ranks * block.copies) for block in sums.experts)
     return NecessaryWork(
         flops_by_dtype=dict(+sums.flops),
         weight_bytes=None if reads is None else reads.weights + expert_bytes,

@@ -169,7 +169,7 @@ def limit_text(fleet: SizedFleet) -> str:
 
 
 def _bottleneck(fleet: SizedFleet) -> str:
-    return "It has no bottleneck yet" if fleet.limit == NO_LIMIT else f"Bottleneck: {limit_text(fleet)}"
+    return "It has no bottleneck yet" if fleet.limit == NO_LIMIT else f"The bottleneck is the {limit_text(fleet)}"
 
 
 def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
