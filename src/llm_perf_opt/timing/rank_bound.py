@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, stage_names, stage_of_calls
+from llm_perf_opt.core.callgraph.queries import calls_of, forward_of_ops, ops_of, stage_names, stage_of_calls
 from llm_perf_opt.core.collectives import Collective, CollectiveKind
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan, plan_in
 from llm_perf_opt.costs.collectives import collectives_by_call
+from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.timing.collective_time import collective_time
 
 _NANO = 1e-9
@@ -34,6 +35,8 @@ def least_collectives(graph: CallGraph) -> dict[str, Counter[Collective]]:
         return least
     stages, stage_of = stage_names(graph), stage_of_calls(graph)
     calls, forwards = calls_of(graph), forward_of_ops(graph)
+    experts = anatomy_of(graph).experts if ops_of(graph).input_storages else ()
+    spread = {_block_of(block.path) for block in experts if block.ranks > 1}
     sums: dict[tuple[str, int, str], Collective] = {}
     for call, collectives in by_call.items():
         stage = graph.phase if call < 0 else stages[stage_of[call]]
@@ -41,12 +44,18 @@ def least_collectives(graph: CallGraph) -> dict[str, Counter[Collective]]:
         for collective, count in collectives.items():
             if collective.kind in _HAND_OVERS or is_of_weights(collective, plan):
                 least.setdefault(stage, Counter())[collective] += count
-            elif collective.kind in _REDUCTIONS and (block := _BLOCK.match(path)):
-                key = (stage, forwards[calls.first_op[call]], block[0])
+            elif collective.kind in _REDUCTIONS and (block := _block_of(path)) and block not in spread:
+                key = (stage, forwards[calls.first_op[call]], block)
                 sums[key] = max(sums.get(key, collective), collective, key=lambda candidate: candidate.payload_bytes)
     for (stage, _, _), collective in sums.items():
         least.setdefault(stage, Counter())[collective] += 1
     return least
+
+
+def _block_of(path: str) -> str:
+    """The part of a layer that a module belongs to; empty: it is in no layer."""
+    found = _BLOCK.match(path)
+    return found[0] if found else ""
 
 
 def is_of_weights(collective: Collective, plan: ParallelPlan) -> bool:
