@@ -7,6 +7,12 @@ python=${PYTHON:-python3}
 "$python" -m venv .venv
 .venv/bin/pip install --quiet --upgrade pip
 .venv/bin/pip install --quiet "torch==2.13.0"
-.venv/bin/pip install --quiet --editable ".[dev]"
+# The gate's own versions, which are for Python 3.11; another Python takes the newest.
+if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+  .venv/bin/pip install --quiet --no-deps --require-hashes --requirement .ci/requirements.lock
+  .venv/bin/pip install --quiet --no-deps --editable .
+else
+  .venv/bin/pip install --quiet --editable ".[dev]"
+fi
 .venv/bin/llm-perf-opt doctor
 echo "Next: . .venv/bin/activate && bash .ci/run quick"
