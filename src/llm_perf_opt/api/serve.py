@@ -14,7 +14,7 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
 from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.report import Level, Note, Report, counted
-from llm_perf_opt.core.units import format_ratio
+from llm_perf_opt.core.units import format_number_of, format_ratio
 from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
@@ -43,6 +43,7 @@ from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import ServedDescription, ServedModel, engine_folder, known_model
 from llm_perf_opt.serving.served_trace import served_origin
+from llm_perf_opt.serving.speculation import read_speculation
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
@@ -149,6 +150,7 @@ class ServeAnswer(Answer):
             yield Note(
                 f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
+        yield from _speculation_notes(self.best or next(iter(self.fleets), None))
         if self.demand.is_engine_only:
             yield Note("TTFT is the engine's alone: HTTP, tokenizing and sending the answer are left out.")
         else:
@@ -230,6 +232,7 @@ def serve(
     engine: str = DEFAULT_KERNEL_ENGINE,
     engine_only: bool = False,
     replay: bool = False,
+    speculate: str | None = None,
     max_gpus: int = MOST_GPUS,
     devices_file: Path | None = None,
     **workload: Any,
@@ -244,13 +247,21 @@ def serve(
     - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
     - `engine`: `vllm`, `sglang`, `trtllm`, or several with commas. `engine_only`: TTFT without the client.
     - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
+    - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
     - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages)
-    fixed_plan = taken_plan(workload, slo, is_alone=False)
+    speculation = read_speculation(speculate)
+    if speculation is not None and replay:
+        raise UsageError(
+            "Replays do not speculate.",
+            why="the step of a drafter is not part of a replay",
+            fix="leave one of the two out",
+        )
+    fixed_plan = replace(taken_plan(workload, slo, is_alone=False), speculation=speculation)
     served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
     demand = Demand(
         mean=_mean_of(declared, served),
@@ -424,6 +435,25 @@ def _declared(
     words += [f"prompt={prompt}"] if prompt is not None else []
     words += [f"pages={page}"] if page is not None else []
     return read_declared(" ".join(words))
+
+
+def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:
+    """What the drafter is taken for, and up to which load it is worth it."""
+    if fleet is None or (speculation := fleet.candidate.replica.steady.speculation) is None:
+        return
+    steady = fleet.candidate.replica.steady
+    at, most = fleet.state.sequences, steady.break_even
+    worth = "at every load that fits" if most >= steady.most else f"up to {format_number_of(most, 'sequence')} at once"
+    takes = (
+        "The drafter is one more layer of the model with its head, cache and weights; the checkpoint must have one."
+        if speculation.has_layer
+        else "The drafter searches the text on the host, and takes nothing of the GPU."
+    )
+    yield Note(
+        f"Speculation {speculation} keeps {speculation.tokens_per_step:.3g} tokens per step. A replica decodes "
+        f"{format_number_of(at, 'sequence')} here; tokens come sooner than without it "
+        f"{worth if most else 'at no load'}. {takes}"
+    )
 
 
 def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:

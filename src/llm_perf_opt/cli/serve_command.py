@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.serve import ServeAnswer
 
 _FORMATS = Deployment.options()
-_IN_TRAFFIC = ("input", "output", "users", "rate", "page", "replay")  # what requests say for themselves
+_IN_TRAFFIC = ("input", "output", "users", "rate", "page", "replay", "speculate")  # what requests say for themselves
 _OF_REQUESTS = ("batch", "decode_steps", "new_tokens", "prompt_tokens", "image", "crops")
 
 
@@ -78,6 +78,11 @@ class DemandOptions(OptionRecord):
         '600s", a TOML file of the same, or a recorded run. Needs vLLM.',
     )
     replay: bool = option(False, help="Also replay the best fleets through vLLM's own scheduler. Needs vLLM.")
+    speculate: str | None = option(
+        None,
+        metavar="HOW",
+        help="Speculative decoding: mtp:3@0.8, eagle:4@0.7, ngram:4@0.3: drafter, drafts in a step, acceptance.",
+    )
     engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenizing and clients.")
     max_gpus: int = option(512, at_least=1, help="Largest fleet to consider.")
     tp: int | None = option(None, at_least=1, help="Tensor-parallel ranks. Default: all sizes are tried.")

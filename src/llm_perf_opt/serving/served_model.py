@@ -30,7 +30,8 @@ from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimit
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.serving.engines import BatchLimits, default_limits
 from llm_perf_opt.serving.fit import BY_TRAINING, RankMemory, ServingFit, fullest_fit, memory_of_ranks
-from llm_perf_opt.serving.held_memory import trained_context
+from llm_perf_opt.serving.held_memory import BLOCK_TOKENS, trained_context
+from llm_perf_opt.serving.speculation import Speculation
 from llm_perf_opt.serving.step_times import StepTimes
 from llm_perf_opt.serving.traffic_text import PageTokens
 from llm_perf_opt.timing.datasheet_rates import Execution
@@ -221,9 +222,10 @@ class ServedModel:
         cluster: Cluster | None = None,
         is_closed: bool = False,
         client: FirstToken | None = None,
+        speculation: Speculation | None = None,
     ) -> Replica | None:
         """The plan on this device, or in a cluster of them; None: the weights leave no room for a mean request."""
-        options = max_sequences, max_batched_tokens, is_closed, client
+        options = max_sequences, max_batched_tokens, is_closed, client, speculation
         return self._replicas.of(
             (device.id, str(cluster), plan, mean, slo, *options),
             lambda: self._replica(device, plan, mean, slo, cluster, *options),
@@ -240,6 +242,7 @@ class ServedModel:
         max_batched_tokens: int | None,
         is_closed: bool,
         client: FirstToken | None,
+        speculation: Speculation | None,
     ) -> Replica | None:
         defaults = default_limits(device)
         limits = replace(
@@ -255,12 +258,14 @@ class ServedModel:
                 why="its decode step keeps no keys and values that a trace could see",
                 fix="trace a model with a cache",
             )
-        if fit.cache_tokens < length:
+        if speculation is not None and speculation.has_layer:
+            fit = self._with_drafter(fit)
+        if (fit.cache_tokens or 0) < length:
             return None
         taken = ReplicaLimits(
             sequences=limits.sequences,
             batched_tokens=limits.chunk_tokens,
-            cache_tokens=fit.cache_tokens,
+            cache_tokens=fit.cache_tokens or 0,
         )
         steady = SteadyReplica(
             table=self._table(device, plan, cluster),
@@ -268,6 +273,8 @@ class ServedModel:
             limits=taken.of_groups(plan.attention_dp),
             is_closed=is_closed,
             client=client,
+            speculation=speculation,
+            layers=self.layers,
         )
         states = tuple(steady.states())
         considered = Considered(
@@ -282,11 +289,30 @@ class ServedModel:
         )
         return Replica(considered=considered, steady=steady, fit=fit)
 
+    @property
+    def layers(self) -> int:
+        """Layers of the decoder with attention or a state."""
+        states = 0 if self.blocks.states is None else self.blocks.states.layers
+        return max(1, sum(layer.layers for layer in self.blocks.attentions) + states)
+
+    def _with_drafter(self, fit: ServingFit) -> ServingFit:
+        """The room that is left where one layer more is held: its weights, and its share of each token's cache."""
+        assert fit.room_bytes is not None and fit.cache_tokens is not None and fit.weights_bytes is not None
+        layer_bytes = fit.weights_bytes // self.layers
+        left = max(0, fit.room_bytes - layer_bytes)
+        tokens = fit.cache_tokens * left * self.layers // (max(1, fit.room_bytes) * (self.layers + 1))
+        return replace(
+            fit,
+            weights_bytes=fit.weights_bytes + layer_bytes,
+            room_bytes=left,
+            cache_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS,
+        )
+
     def settings(
         self, folder: Path, device: Device, replica: Replica, seen: SeenDevice | None = None
     ) -> EngineSettings:
         """What an engine is told when it starts with the model in a folder; `seen` is the device it believes in."""
-        considered, fit = replica.considered, replica.fit
+        considered, fit, speculation = replica.considered, replica.fit, replica.steady.speculation
         return EngineSettings(
             model=str(folder),
             device=seen or SeenDevice.of(device),
@@ -296,6 +322,7 @@ class ServedModel:
             cache_bytes=fit.room_bytes,
             max_sequences=considered.max_sequences,
             max_batched_tokens=considered.max_batched_tokens,
+            more={} if speculation is None else {"speculative_config": speculation.vllm_setting()},
         )
 
     def is_measured(self, cluster: Cluster) -> bool:

@@ -17,6 +17,7 @@ from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import Replica, ServedModel
+from llm_perf_opt.serving.speculation import Speculation
 from llm_perf_opt.timing.step.request_time import FirstToken
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class SearchSpace:
     max_sequences: tuple[int | None, ...]
     max_batched_tokens: tuple[int | None, ...]
     slo: Slo | None
+    speculation: Speculation | None = None
 
 
 def taken_plan(workload: dict[str, Any], slo: Slo | None, *, is_alone: bool) -> SearchSpace:
@@ -111,6 +113,7 @@ def candidates(
                 cluster=cluster,
                 is_closed=is_closed,
                 client=client,
+                speculation=space.speculation,
             )
             if replica is None:
                 refused.append(f"{cluster.device.id} {plan.describe()}")

@@ -135,10 +135,14 @@ class SizedFleet:
         """Time per output token."""
         table = self.candidate.replica.table
         expected = self.state.token_s
+        low, high = table.low, table.high
+        if (speculation := self.candidate.replica.steady.speculation) is not None:
+            fewest, most = speculation.kept_ends
+            low, high = (end * speculation.tokens_per_step / kept for end, kept in ((low, most), (high, fewest)))
         return ServedTime(
             expected_s=expected,
             at_share_s=self.state.per_token_at(self.demand.share),
-            band=Band(expected * table.low, expected * table.high, expected),
+            band=Band(expected * low, expected * high, expected),
         )
 
     @property

@@ -5,6 +5,9 @@ In a steady state as many requests come as end. With `n` sequences decoding, ans
 chance has it. The mean step `T(n)` is the step of the table averaged over those chances, and by Little's law
 `n / (O * T(n))` requests end in a second. Lengths are their means.
 
+With speculative decoding a step adds several tokens to each answer, so an answer of `O` tokens takes fewer than `O`
+steps: `O` above is the number of steps, and a token takes the step over the tokens that it adds.
+
 Where requests come at random, how many decode is chance too: now a crowd, now few. A request meets the crowds more
 often than a clock does, and in a crowd steps are longer, so TPOT follows from the mean number met, not from the mean
 load.
@@ -24,6 +27,7 @@ from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.queueing import Crowd, PromptQueue, most_read, poisson_chances
 from llm_perf_opt.serving.requests import Traffic
+from llm_perf_opt.serving.speculation import Speculation
 from llm_perf_opt.timing.step.request_time import FirstToken, time_to_first
 from llm_perf_opt.timing.step.step_table import StepTable
 
@@ -100,6 +104,12 @@ class SteadyState:
     client: FirstToken | None = None
     crowd: Crowd | None = None
     next_s: float = 0.0
+    tokens_per_step: float = 1.0  # that an answer gets of one step
+
+    @property
+    def steps(self) -> float:
+        """Decode steps of an answer."""
+        return self.output_tokens / self.tokens_per_step
 
     @property
     def first_token_s(self) -> float:
@@ -109,7 +119,7 @@ class SteadyState:
     @property
     def token_s(self) -> float:
         """Time per output token. The prompts in a mean step belong to other users, and a single user meets none."""
-        return self.plain_s if self.queue.users == 1 else self.step_s
+        return (self.plain_s if self.queue.users == 1 else self.step_s) / self.tokens_per_step
 
     @property
     def prompt_share(self) -> float:
@@ -134,11 +144,14 @@ class SteadyState:
         Each of them adds its prompt once, and a sequence to the steps that are left. One that came before adds the
         sequence alone. Summed over all moments at which they may come, evenly within a life, that is the variance.
         """
+        return self._step_at(share) / self.tokens_per_step
+
+    def _step_at(self, share: float) -> float:
         if self.crowd is None:
-            prompt_s = (self.step_s - self.plain_s) * self.output_tokens / self.sequences
-            by_chance = NormalDist().inv_cdf(share) * sqrt(self.sequences) * prompt_s / self.output_tokens
+            prompt_s = (self.step_s - self.plain_s) * self.steps / self.sequences
+            by_chance = NormalDist().inv_cdf(share) * sqrt(self.sequences) * prompt_s / self.steps
             return max(self.plain_s, self.step_s + by_chance)
-        met = self.requests_per_s * self.output_tokens * self.step_s
+        met = self.requests_per_s * self.steps * self.step_s
         prompt_s, sequence_s = (self.step_s - self.plain_s) / met, self.next_s
         crowd = self.crowd.variance
         variance = met * prompt_s**2 + sqrt(met * crowd) * prompt_s * sequence_s + 2 / 3 * crowd * sequence_s**2
@@ -172,15 +185,31 @@ class SteadyReplica:
     limits: ReplicaLimits
     is_closed: bool = False  # users ask again when they have their answer; else requests come at random
     client: FirstToken | None = None
+    speculation: Speculation | None = None
+    layers: int = 1  # of the model, of which a drafter is one more
     _known: Recent[int, SteadyState] = field(
         default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
     )
 
     @property
+    def _kept(self) -> float:
+        return 1.0 if self.speculation is None else self.speculation.tokens_per_step
+
+    @property
+    def _steps(self) -> float:
+        """Decode steps of the mean answer."""
+        return self.mean.output_tokens / self._kept
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a sequence in a step: its last token and the drafts behind it."""
+        return 1 if self.speculation is None else 1 + self.speculation.tokens
+
+    @property
     def most(self) -> int:
         """Sequences that its cache, its scheduler and the tokens of a step hold; at least one."""
         by_cache = self.limits.cache_tokens / (self.mean.prompt_tokens + self.mean.output_tokens)
-        by_tokens = self.limits.batched_tokens / (1 + self.mean.prompt_tokens / self.mean.output_tokens)
+        by_tokens = self.limits.batched_tokens / (self._rows + self.mean.prompt_tokens / self._steps)
         return max(1, int(min(self.limits.sequences, by_cache, by_tokens)))
 
     def states(self) -> Iterator[SteadyState]:
@@ -193,7 +222,7 @@ class SteadyReplica:
 
     def _state(self, sequences: int) -> SteadyState:
         mean = self.mean
-        per_step = sequences / mean.output_tokens  # prompts that come in a step, and as many answers end
+        per_step = sequences / self._steps  # prompts that come in a step, and as many answers end
         reading = self._reading(sequences, most_read(per_step))
         step = _mean_step(reading, per_step, self._steps_of_prompt(sequences))
         alone = self._alone_s
@@ -213,7 +242,18 @@ class SteadyReplica:
                 alone_s=alone,
             ),
             client=self.client,
+            tokens_per_step=self._kept,
         )
+
+    @property
+    def break_even(self) -> int:
+        """The most sequences up to which speculation gives a token sooner than a step without it; 0: none."""
+        plain, best = replace(self, speculation=None), 0
+        for sequences in self._numbers():
+            if self._plain_s(sequences) / self._kept >= plain._plain_s(sequences):
+                break
+            best = sequences
+        return best
 
     @property
     def _alone_s(self) -> float:
@@ -223,7 +263,7 @@ class SteadyReplica:
 
     def _budget(self, sequences: int) -> int:
         """Tokens of prompts that a step takes besides the sequences that decode."""
-        return max(1, self.limits.batched_tokens - sequences)
+        return max(1, self.limits.batched_tokens - sequences * self._rows)
 
     def _steps_of_prompt(self, sequences: int) -> int:
         """How many steps read one prompt: several where it is longer than the tokens of a step."""
@@ -234,16 +274,26 @@ class SteadyReplica:
         mean, table = self.mean, self.table
         cached, prompt = round(sequences * mean.mean_context), max(1, round(mean.prompt_tokens))
         image, budget = round(mean.image_tokens), self._budget(sequences)
-        plain = table.seconds(sequences, cached) + table.host_s
+        drafted, draft_s = sequences * (self._rows - 1), self._draft_s(sequences) + table.host_s
+        plain = table.seconds(sequences, cached, drafted_tokens=drafted) + draft_s
         if prompt > budget:
             chunks = [(min(budget, prompt - before), before) for before in range(0, prompt, budget)]
-            steps = [table.seconds(sequences, cached, [chunk], image // len(chunks)) for chunk in chunks]
-            return plain, sum(steps) + len(steps) * table.host_s
+            steps = [table.seconds(sequences, cached, [chunk], image // len(chunks), drafted) for chunk in chunks]
+            return plain, sum(steps) + len(steps) * draft_s
         together = min(most, budget // prompt)
         return plain, *(
-            table.seconds(sequences, cached, [(prompt, 0)] * count, image * count) + table.host_s
+            table.seconds(sequences, cached, [(prompt, 0)] * count, image * count, drafted) + draft_s
             for count in range(1, together + 1)
         )
+
+    def _plain_s(self, sequences: int) -> float:
+        return self._reading(sequences, 0)[0]
+
+    def _draft_s(self, sequences: int) -> float:
+        if self.speculation is None:
+            return 0.0
+        cached = round(sequences * self.mean.mean_context)
+        return self.speculation.draft_s(self.table, sequences, cached, self.layers)
 
     def at_rate(self, requests_per_s: float) -> SteadyState | None:
         """The steady state with random arrivals at this rate; None: the replica cannot answer as many."""
@@ -254,9 +304,9 @@ class SteadyReplica:
         numbers = np.arange(1, self.most + 1)
         steps, plain = np.interp(numbers, at, steps), np.interp(numbers, at, plain)
         prompts = (1 - plain / steps) / requests_per_s  # seconds that each adds
-        crowd = Crowd.of(requests_per_s, numbers / (self.mean.output_tokens * plain), prompts)
+        crowd = Crowd.of(requests_per_s, numbers / (self._steps * plain), prompts)
         decoding = crowd.chances[1:] * numbers
-        step = float(decoding.sum()) / (requests_per_s * self.mean.output_tokens)  # by Little's law
+        step = float(decoding.sum()) / (requests_per_s * self._steps)  # by Little's law
         state = self.at(max(1, round(crowd.mean)))
         low, high = max(0, state.sequences - 2), min(self.most, state.sequences + 1) - 1
         return replace(

@@ -122,6 +122,11 @@ class StepTable:
             seconds += self.images(image_tokens)
         return seconds
 
+    def draft_s(self, sequences: int, cached_tokens: int, layers: int) -> float:
+        """One token for each sequence by one of the model's `layers` and its head, in a graph of their own."""
+        layer_s = self.tokens(sequences) + self._by_sequences(sequences, cached_tokens, ())
+        return layer_s / layers + self.head(sequences)
+
     def seconds_together(self, steps: Sequence[RankStep]) -> float:
         """A step in which every group computes what its own scheduler chose; some may have nothing to do.
 
