@@ -233,6 +233,7 @@ def serve(
     engine_only: bool = False,
     replay: bool = False,
     speculate: str | None = None,
+    shared_prefix: float | None = None,
     max_gpus: int = MOST_GPUS,
     devices_file: Path | None = None,
     **workload: Any,
@@ -248,12 +249,13 @@ def serve(
     - `engine`: `vllm`, `sglang`, `trtllm`, or several with commas. `engine_only`: TTFT without the client.
     - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
     - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
+    - `shared_prefix`: the share of each prompt, from 0 to 1, that is the same in all and stays in the cache.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
     - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
-    deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages)
+    deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
     speculation = read_speculation(speculate)
     if speculation is not None and replay:
         raise UsageError(
@@ -415,6 +417,7 @@ def _declared(
     rate: str | None,
     page: str | None,
     pages: int | None,
+    shared_prefix: float | None,
 ) -> DeclaredTraffic:
     """The demand as traffic, so that its words mean what they mean there."""
     given = [name for name, value in (("--users", users), ("--rate", rate), ("--pages", pages)) if value is not None]
@@ -432,9 +435,23 @@ def _declared(
         )
     clients = f"at_once={users or 1} requests={_SAMPLE}" if rate is None else f"rate={rate}"
     words = [clients, f"output={output}"]
-    words += [f"prompt={prompt}"] if prompt is not None else []
+    words += _prompt_words(prompt, shared_prefix) if prompt is not None or shared_prefix is not None else []
     words += [f"pages={page}"] if page is not None else []
     return read_declared(" ".join(words))
+
+
+def _prompt_words(prompt: str | int | None, shared_prefix: float | None) -> list[str]:
+    """The prompt of a request and, before it, what all requests begin with."""
+    if shared_prefix is None:
+        return [f"prompt={prompt}"]
+    if not 0 <= shared_prefix <= 1 or not str(prompt).isdigit():
+        raise UsageError(
+            f"A shared prefix of {shared_prefix:g} of {prompt} tokens is not clear.",
+            why="it is a share from 0 to 1 of a prompt of one length",
+            fix="write --input 4000 --shared-prefix 0.6",
+        )
+    shared = round(int(str(prompt)) * shared_prefix)
+    return [f"prompt={max(1, int(str(prompt)) - shared)}", *([f"prefixes=1x{shared}"] if shared else [])]
 
 
 def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:

@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.serve import ServeAnswer
 
 _FORMATS = Deployment.options()
-_IN_TRAFFIC = ("input", "output", "users", "rate", "page", "replay", "speculate")  # what requests say for themselves
+_IN_TRAFFIC = (
+    "input",
+    "output",
+    "users",
+    "rate",
+    "page",
+    "replay",
+    "speculate",
+    "shared_prefix",
+)  # what requests say for themselves
 _OF_REQUESTS = ("batch", "decode_steps", "new_tokens", "prompt_tokens", "image", "crops")
 
 
@@ -82,6 +91,9 @@ class DemandOptions(OptionRecord):
         None,
         metavar="HOW",
         help="Speculative decoding: mtp:3@0.8, eagle:4@0.7, ngram:4@0.3: drafter, drafts in a step, acceptance.",
+    )
+    shared_prefix: float | None = option(
+        None, metavar="SHARE", help="Share of each prompt that all requests begin with, and find in the cache: 0.6."
     )
     engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenizing and clients.")
     max_gpus: int = option(512, at_least=1, help="Largest fleet to consider.")

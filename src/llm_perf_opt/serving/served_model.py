@@ -338,10 +338,10 @@ class ServedModel:
         if (state := considered.best) is None:
             return {}
         plan = considered.plan
-        prompt, prompts = max(1, round(mean.prompt_tokens)), state.sequences / mean.output_tokens
+        prompt, prompts = mean.new_tokens, state.sequences / state.steps
         forwards = (
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
-            (prompts, Forward(sequences=1, queries=prompt, keys=prompt)),
+            (prompts, Forward(sequences=1, queries=prompt, keys=prompt + round(mean.shared_tokens))),
         )
         times = self._steps.forwards(cluster.device, plan, cluster, [forward for _, forward in forwards])
         seconds_of = Counter[str]()

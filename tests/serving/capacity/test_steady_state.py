@@ -153,5 +153,24 @@ def test_an_slo_names_the_limit_that_breaks() -> None:
 
 def test_a_shared_prefix_is_read_once() -> None:
     mean = mean_request(as_traffic("5/s prompt=100 output=10 prefixes=1x900 requests=10"))
-    assert mean.prompt_tokens == pytest.approx(100 + 900 / 10)
+    assert (mean.prompt_tokens, mean.new_tokens) == (1000, 100 + 900 / 10)
     assert mean.output_tokens == 10
+
+
+def test_a_prefix_of_the_whole_prompt_leaves_only_new_tokens() -> None:
+    """The cache holds it once for all, a step reads one token, and a decode step still attends to all of it."""
+    shared = replace(MEAN, shared_tokens=1000)
+    assert (shared.new_tokens, shared.mean_context) == (1, MEAN.mean_context)
+    steady = replace(STEADY, mean=shared)
+    assert steady.at(8).alone_s == pytest.approx(_STEP_S + _PER_TOKEN_S)
+    small = replace(LIMITS, cache_tokens=2000)
+    assert replace(steady, limits=small).most == 10, "1,000 shared tokens, and 100 of each answer"
+    assert replace(STEADY, limits=small).most == 1
+
+
+@pytest.mark.parametrize("load", [1, 8, 64])
+def test_a_longer_prefix_is_never_slower(load: int) -> None:
+    times = [
+        replace(STEADY, mean=replace(MEAN, shared_tokens=shared)).at(load).step_s for shared in (0, 300, 900, 1000)
+    ]
+    assert times == sorted(times, reverse=True) and times[0] > times[-1]

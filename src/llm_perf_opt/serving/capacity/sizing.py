@@ -362,7 +362,9 @@ def _limit(candidate: PlanCandidate, demand: Demand, state: SteadyState) -> str:
         return broken
     if more <= steady.most:
         return "steps" if demand.users is None and demand.requests_per_s is None else NO_LIMIT
-    if limits.cache_tokens / (mean.prompt_tokens + mean.output_tokens) < more:
+    if (limits.cache_tokens - mean.shared_tokens) / (
+        mean.prompt_tokens + mean.output_tokens - mean.shared_tokens
+    ) < more:
         return "cache"
     return "max_num_seqs" if limits.sequences < more else "max_num_batched_tokens"
 

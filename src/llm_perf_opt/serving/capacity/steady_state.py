@@ -39,11 +39,20 @@ _ENDLESS = 50.0  # times the step without prompts: more prompts come than are re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanRequest:
-    """The mean of all requests. `image_tokens` are the tokens of the prompt that an encoder makes."""
+    """The mean of all requests. `image_tokens` are the tokens of the prompt that an encoder makes.
+
+    `shared_tokens` of the prompt are in the cache when a request comes, once for all requests: no step reads them.
+    """
 
     prompt_tokens: float
     output_tokens: float
     image_tokens: float = 0.0
+    shared_tokens: float = 0.0
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the prompt that a step has to read: at least the last one."""
+        return max(1, round(self.prompt_tokens - self.shared_tokens))
 
     @property
     def mean_context(self) -> float:
@@ -52,7 +61,7 @@ class MeanRequest:
 
 
 def mean_request(traffic: Traffic) -> MeanRequest:
-    """The mean of all requests. A shared prefix counts as cached after its first reader."""
+    """The mean of all requests. A shared prefix is in the cache after its first reader."""
     requests = traffic.requests
     saved = 0
     seen: set[str] = set()
@@ -62,9 +71,10 @@ def mean_request(traffic: Traffic) -> MeanRequest:
         elif request.prefix is not None:
             seen.add(request.prefix)
     return MeanRequest(
-        prompt_tokens=max(1.0, (sum(request.prompt_tokens for request in requests) - saved) / len(requests)),
+        prompt_tokens=sum(request.prompt_tokens for request in requests) / len(requests),
         output_tokens=sum(request.output_tokens for request in requests) / len(requests),
         image_tokens=sum(image.tokens for request in requests for image in request.images) / len(requests),
+        shared_tokens=saved / len(requests),
     )
 
 
@@ -208,8 +218,9 @@ class SteadyReplica:
     @property
     def most(self) -> int:
         """Sequences that its cache, its scheduler and the tokens of a step hold; at least one."""
-        by_cache = self.limits.cache_tokens / (self.mean.prompt_tokens + self.mean.output_tokens)
-        by_tokens = self.limits.batched_tokens / (self._rows + self.mean.prompt_tokens / self._steps)
+        own = self.mean.prompt_tokens + self.mean.output_tokens - self.mean.shared_tokens
+        by_cache = (self.limits.cache_tokens - self.mean.shared_tokens) / own
+        by_tokens = self.limits.batched_tokens / (self._rows + self.mean.new_tokens / self._steps)
         return max(1, int(min(self.limits.sequences, by_cache, by_tokens)))
 
     def states(self) -> Iterator[SteadyState]:
@@ -258,8 +269,8 @@ class SteadyReplica:
     @property
     def _alone_s(self) -> float:
         """A prompt with no other sequence in the step."""
-        prompt_tokens = max(1, round(self.mean.prompt_tokens))
-        return self.table.seconds(0, 0, [(prompt_tokens, 0)], round(self.mean.image_tokens)) + self.table.host_s
+        chunk = self.mean.new_tokens, round(self.mean.shared_tokens)
+        return self.table.seconds(0, 0, [chunk], round(self.mean.image_tokens)) + self.table.host_s
 
     def _budget(self, sequences: int) -> int:
         """Tokens of prompts that a step takes besides the sequences that decode."""
@@ -267,22 +278,22 @@ class SteadyReplica:
 
     def _steps_of_prompt(self, sequences: int) -> int:
         """How many steps read one prompt: several where it is longer than the tokens of a step."""
-        return ceil(max(1, round(self.mean.prompt_tokens)) / self._budget(sequences))
+        return ceil(self.mean.new_tokens / self._budget(sequences))
 
     def _reading(self, sequences: int, most: int) -> tuple[float, ...]:
         """Steps that read no prompt, one, two and so on while these sequences decode."""
         mean, table = self.mean, self.table
-        cached, prompt = round(sequences * mean.mean_context), max(1, round(mean.prompt_tokens))
+        cached, prompt, shared = round(sequences * mean.mean_context), mean.new_tokens, round(mean.shared_tokens)
         image, budget = round(mean.image_tokens), self._budget(sequences)
         drafted, draft_s = sequences * (self._rows - 1), self._draft_s(sequences) + table.host_s
         plain = table.seconds(sequences, cached, drafted_tokens=drafted) + draft_s
         if prompt > budget:
-            chunks = [(min(budget, prompt - before), before) for before in range(0, prompt, budget)]
+            chunks = [(min(budget, prompt - before), shared + before) for before in range(0, prompt, budget)]
             steps = [table.seconds(sequences, cached, [chunk], image // len(chunks), drafted) for chunk in chunks]
             return plain, sum(steps) + len(steps) * draft_s
         together = min(most, budget // prompt)
         return plain, *(
-            table.seconds(sequences, cached, [(prompt, 0)] * count, image * count, drafted) + draft_s
+            table.seconds(sequences, cached, [(prompt, shared)] * count, image * count, drafted) + draft_s
             for count in range(1, together + 1)
         )
 
