@@ -8,7 +8,8 @@ has a derivative of its own, and what it saves for that is what a GPU saves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,13 +23,16 @@ _FLASH_WIDTH = 8  # heads are padded to a multiple of it
 _MASK_ALIGNMENT = 16  # rows of a mask begin at a multiple of as many values
 
 
-def allow_training(patches: ThreadPatches, *, is_cuda: bool) -> None:
+@contextmanager
+def training_patches(*, is_cuda: bool) -> Iterator[None]:
     """Optimizers step over lists of ghosts as over lists of plain tensors; attention runs as the device runs it."""
-    # For all threads: what is added is the type, and no real tensor has it.
-    optimizers._foreach_supported_types.append(Ghost)
-    patches.finally_(lambda: optimizers._foreach_supported_types.remove(Ghost))
-    if is_cuda:
-        patches.wrap(torch.nn.functional, "scaled_dot_product_attention", _as_on_cuda)
+    with ThreadPatches() as patches:
+        # For all threads: what is added is the type, and no real tensor has it.
+        optimizers._foreach_supported_types.append(Ghost)
+        patches.finally_(lambda: optimizers._foreach_supported_types.remove(Ghost))
+        if is_cuda:
+            patches.wrap(torch.nn.functional, "scaled_dot_product_attention", _as_on_cuda)
+        yield
 
 
 def _as_on_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:

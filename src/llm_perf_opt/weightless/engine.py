@@ -33,6 +33,7 @@ from llm_perf_opt.core.interrupts import Interruptible, puts_back
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, WorkBudget
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
+from llm_perf_opt.weightless.autograd import training_patches
 from llm_perf_opt.weightless.collectives import functional_facts, is_collective, run_collective, takes_ops_apart
 from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
 from llm_perf_opt.weightless.dispatcher import OtherRanks, UserRule
@@ -227,8 +228,10 @@ class Engine(TorchDispatchMode):
                 self.disguise.inside = 0  # whatever an interrupted run left
                 self._budget, self._ops_before = WorkBudget(), self.ops_dispatched
                 self._check_at = self.ops_dispatched + min(OPS_BETWEEN_CHECKS, self._budget.max_ops)
-                opening.enter_context(Environment(self.disguise, autograd=self.autograd))
-                if not self.autograd:
+                opening.enter_context(Environment(self.disguise))
+                if self.autograd:
+                    opening.enter_context(training_patches(is_cuda=self.disguise.is_cuda))
+                else:
                     opening.enter_context(torch.no_grad())
                     # Not inference_mode: its tensors refuse views of ordinary parameters.
                     opening.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())

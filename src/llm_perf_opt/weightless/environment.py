@@ -37,7 +37,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llm_perf_opt.core.interrupts import puts_back
 from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.weightless.ghost import Ghost, active_engine
-from llm_perf_opt.weightless.autograd import allow_training
 from llm_perf_opt.weightless.storage import Storage, next_number
 
 ANSWER = "__dynamo_disable"
@@ -103,9 +102,9 @@ class Disguise:
 class Environment(ThreadPatches):
     """Everything the engine needs changed outside the dispatcher, in the thread that opens it, until it is closed."""
 
-    def __init__(self, disguise: Disguise, *, autograd: bool = False) -> None:
+    def __init__(self, disguise: Disguise) -> None:
         super().__init__()
-        self._disguise, self._autograd = disguise, autograd
+        self._disguise = disguise
 
     def __enter__(self) -> Environment:
         with ExitStack() as opening:
@@ -118,8 +117,6 @@ class Environment(ThreadPatches):
             _skip_initialisation_of_ghosts(self)
             _skip_slow_or_nested_paths(self)
             run_fully_sharded(self, self._disguise.device)
-            if self._autograd:
-                allow_training(self, is_cuda=self._disguise.is_cuda)
             opening.pop_all()
         return self
 
