@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind, TensorMeta
+from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind, TensorMeta
 from llm_perf_opt.core.interrupts import InterruptsWait
+from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, OPTIMIZER, RecordedStep, Stretch
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.module_calls import watch_forwards
@@ -32,29 +33,7 @@ from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.weightless import Engine
 from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
 
-FORWARD, LOSS, BACKWARD, OPTIMIZER = "forward", "loss", "backward", "optimizer"
-
 Chain = tuple[str, ...]  # open module calls, outermost first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Ops in a row that are in one phase; it ends where the next begins."""
-
-    phase: str
-    first_op: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedStep:
-    """A whole step as one call graph, and what is known of its ops, calls and storages; numbers are rows of the graph."""
-
-    graph: CallGraph
-    stretches: tuple[Stretch, ...]
-    recomputed_calls: frozenset[int]  # forwards that ran within a backward
-    gradients: frozenset[int]  # storages that were some parameter's gradient
-    optimizer_states: frozenset[int]
-    trainable: frozenset[str]  # names of parameters
 
 
 @dataclass(slots=True)

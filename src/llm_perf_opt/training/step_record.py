@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.recorded_step import PHASES as PHASES
 from llm_perf_opt.core.training_setup import TrainingSetup as TrainingSetup
-
-FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = ("forward", "loss", "backward", "optimizer")
 
 
 class MemoryKind(StrEnum):
