@@ -24,7 +24,7 @@ class RecordedStep:
 
     graph: CallGraph
     stretches: tuple[Stretch, ...]
-    recomputed_calls: frozenset[int]  # forwards that ran within a backward
+    recomputed: tuple[range, ...]  # ops in a row that a backward ran again, in order
     gradients: frozenset[int]  # storages that were some parameter's gradient
     optimizer_states: frozenset[int]
     trainable: frozenset[str]  # names of parameters

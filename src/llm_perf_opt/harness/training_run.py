@@ -50,14 +50,16 @@ class StepBuilder(CallGraphBuilder):
     def __init__(self) -> None:
         super().__init__()
         self.stretches = [Stretch(phase=FORWARD, first_op=0)]
-        self.recomputed_calls: set[int] = set()
+        self.recomputed: list[range] = []
         self.chain_of_path: dict[str, Chain] = {}
         self.owner_of_weight: dict[int, str] = {}
         self._firsts: list[int] = []  # numbers of autograd nodes from which on the chain of the same place is open
         self._chains: list[Chain] = []
         self._open: Chain = ()  # forwards that are running
         self._around: Chain = ()  # calls that were opened around the ops of a backward
-        self._call_count = 0
+        self._recomputes_from: int | None = None  # the first op of the recomputation that is running
+        self._calls_made = 0
+        self._called_last = -1
         self._leaf_end: int | None = None  # where the last call ended that called nothing
         self._backwards = 0
 
@@ -93,6 +95,7 @@ class StepBuilder(CallGraphBuilder):
 
     def end_backward(self) -> None:
         """Autograd is done; what follows belongs to the optimizer until a module is called."""
+        self._end_recomputation()
         self._backwards -= 1
         if not self._backwards:
             self._surround(())
@@ -105,13 +108,13 @@ class StepBuilder(CallGraphBuilder):
         if self._backwards:
             if not self._open:
                 self._surround(self.chain_of_path.get(path, (path,))[:-1])
-            self.recomputed_calls.add(self._call_count)
+            self._begin_recomputation()
         elif not self._open and self.phase != FORWARD:
             self.begin(FORWARD)
         if is_loss and not self._backwards:
             self.begin(LOSS)
         self._open = (*self._open, path)
-        self._called_at = self._call_count
+        self._called_last = self._calls_made = self._calls_made + 1
         self._note(self._chain())
         self.chain_of_path.setdefault(path, self._chain())
         self.enter(path, tensors)
@@ -119,20 +122,43 @@ class StepBuilder(CallGraphBuilder):
     def leave_forward(self, tensors: Sequence[tuple[TensorMeta, int]]) -> None:
         """The forward entered last is over."""
         self.leave(tensors)
-        if self._called_at == self._call_count - 1 and not self._backwards and self.phase == FORWARD:
+        if self._called_last == self._calls_made and not self._backwards and self.phase == FORWARD:
             self._leaf_end = self.op_count
-        self._called_at = -1
+        self._called_last = -1
         self._open = self._open[:-1]
         self._note(self._chain())
 
-    def enter(self, path: str, tensors: Sequence[tuple[TensorMeta, int]], time_ns: int | None = None) -> None:
-        super().enter(path, tensors, time_ns)
-        self._call_count += 1
-
     def op(self, kind: OpKind, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        if self._backwards and not self._open:
-            self._find_owner()
+        if self._backwards:
+            self._place(is_view=bool(outputs) and not kind.mutates and min(kind.output_aliases) >= 0)
         super().op(kind, inputs, outputs)
+
+    def _place(self, *, is_view: bool) -> None:
+        """Autograd runs its own ops without gradients; what has gradients on is a forward that runs again.
+
+        A view tells nothing: recomputation detaches what it keeps.
+        """
+        if is_view and self._recomputes_from is not None:
+            return
+        if torch.is_grad_enabled():
+            is_new = self._recomputes_from is None
+            self._begin_recomputation()
+            if is_new and not self._open:
+                self._find_owner()
+            return
+        self._end_recomputation()
+        if not self._open:
+            self._find_owner()
+
+    def _begin_recomputation(self) -> None:
+        if self._recomputes_from is None:
+            self._recomputes_from = self.op_count
+
+    def _end_recomputation(self) -> None:
+        if self._recomputes_from is not None:
+            if self.op_count > self._recomputes_from:
+                self.recomputed.append(range(self._recomputes_from, self.op_count))
+            self._recomputes_from = None
 
     def _chain(self) -> Chain:
         return (*self._around, *self._open)
@@ -179,7 +205,7 @@ def record_step(target: Target, engine: Engine) -> RecordedStep:
     return RecordedStep(
         graph=graph,
         stretches=tuple(builder.stretches),
-        recomputed_calls=frozenset(builder.recomputed_calls),
+        recomputed=tuple(builder.recomputed),
         gradients=builder.storage_rows(memory.gradients),
         optimizer_states=builder.storage_rows(memory.states),
         trainable=frozenset(name for name, weight in model.named_parameters() if weight.requires_grad),

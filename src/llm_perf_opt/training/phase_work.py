@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, path_pattern
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.recorded_step import BACKWARD, PHASES, RecordedStep
+from llm_perf_opt.core.recorded_step import PHASES, RecordedStep
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import OpCost, elements, operand
@@ -37,13 +37,14 @@ def phase_work(step: RecordedStep, times: Times) -> tuple[PhaseWork, ...]:
     """The work of every phase; `times` says how often an op of the recording runs in the whole step."""
     graph = step.graph
     ops, families = ops_of(graph), _families(step)
+    again = {row for rows in step.recomputed for row in rows}
     tallies = {phase: _Tally() for phase in PHASES}
     for phase, rows in step.ranges():
         tally = tallies[phase]
         for row in rows:
             kind, call, runs = ops.kind[row], ops.call[row], times(row)
             tally.counts[kind, families[call]] += runs
-            if phase == BACKWARD and call in step.recomputed_calls:
+            if row in again:
                 tally.recomputed[kind] += runs
     return tuple(_work(phase, tallies[phase], graph.op_kinds) for phase in PHASES)
 

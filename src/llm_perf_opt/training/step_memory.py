@@ -89,25 +89,14 @@ class SavedActivations:
                 self._starts.append(rows.start)
                 self._ends.append(following[0])
             elif phase == BACKWARD:
-                for first, end in _recomputed(step, rows):
-                    self._starts.append(first)
-                    self._ends.append(end)
+                again = [region for region in step.recomputed if region.start in rows]
+                self._starts += [region.start for region in again]
+                self._ends += [region.stop for region in again]
 
     def holds(self, born: int, freed: int) -> bool:
         """Whether memory with this life is saved for a backward."""
         place = bisect_right(self._starts, born) - 1
         return place >= 0 and born < self._ends[place] < freed
-
-
-def _recomputed(step: RecordedStep, rows: range) -> list[tuple[int, int]]:
-    """The ops of the outermost forwards that a backward runs again."""
-    calls = calls_of(step.graph)
-    outermost = (call for call in sorted(step.recomputed_calls) if calls.parent[call] not in step.recomputed_calls)
-    return [
-        (calls.first_op[call], calls.end_op[call])
-        for call in outermost
-        if rows.start <= calls.first_op[call] < calls.end_op[call] <= rows.stop
-    ]
 
 
 def peaks(memory: StepMemory) -> dict[str, MemoryAtPeak]:

@@ -141,9 +141,9 @@ class TrainingStep:
     """One step: forward, loss and backward of every micro batch, then the optimizer.
 
     `parameters` counts numbers, tied weights once. `active_parameters` are those that one token meets: of the routed
-    experts only as many as are chosen. Bytes are as allocated. `layer_saved_bytes` is what one decoder layer keeps for
-    its backward and `layer_input_bytes` what it keeps of it where the layer is recomputed; both are 0 for a model
-    without layers. `peak_by_phase` is the most that was alive in each phase.
+    experts only as many as are chosen. Bytes are as allocated. `layer_saved_bytes` is what each decoder layer keeps
+    from its forward to its backward. With recomputation `layer_recomputed_bytes` is what comes back in addition for the
+    one layer that a backward runs again. `layer_input_bytes` is the tensor that a layer takes. `peak_by_phase` is the most that was alive in each phase.
     """
 
     model: str
@@ -159,6 +159,7 @@ class TrainingStep:
     optimizer_bytes: int
     logits_bytes: int  # of the head's own result, for one micro batch
     layer_saved_bytes: int
+    layer_recomputed_bytes: int
     layer_input_bytes: int
     phases: tuple[PhaseWork, ...]  # in the order of PHASES
     peak: MemoryAtPeak

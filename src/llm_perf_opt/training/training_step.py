@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,7 @@ def step_of(model: str, recorded: RecordedStep, setup: TrainingSetup) -> Trainin
         optimizer_bytes=_most(memory, MemoryKind.OPTIMIZER_STATES),
         logits_bytes=_logits_bytes(recorded),
         layer_saved_bytes=layers.saved_bytes(memory),
+        layer_recomputed_bytes=_most_saved(memory, recorded.recomputed),
         layer_input_bytes=layers.input_bytes(),
         phases=phase_work(recorded, _Times(recorded, setup.accumulation)),
         peak=max(by_phase.values(), key=lambda moment: moment.peak_bytes),
@@ -196,18 +198,8 @@ class _Layers:
 
     def saved_bytes(self, memory: StepMemory) -> int:
         """The most that one forward of a layer leaves for its backward."""
-        storages, calls = self._step.graph.storages, calls_of(self._step.graph)
-        assert storages is not None, "a recorded step follows memory"
-        saved = sorted(
-            (born, size_bytes)
-            for born, size_bytes, kind in zip(storages.born_op, storages.bytes, memory.kinds, strict=True)
-            if kind is MemoryKind.SAVED_ACTIVATIONS
-        )
-        most = 0
-        for call in self._calls():
-            first, end = calls.first_op[call], calls.end_op[call]
-            most = max(most, sum(size_bytes for born, size_bytes in saved if first <= born < end))
-        return most
+        calls = calls_of(self._step.graph)
+        return _most_saved(memory, [range(calls.first_op[call], calls.end_op[call]) for call in self._calls()])
 
     def input_bytes(self) -> int:
         """The tensor that goes into a layer: what recomputation keeps of it."""
@@ -216,13 +208,22 @@ class _Layers:
         return tensor_bytes(tensors[0][0]) if tensors else 0
 
     def _calls(self) -> Iterator[int]:
-        """Real forwards, and not the stretches of a backward."""
+        """Their calls in a forward: in a backward a call is a stretch."""
         calls, graph = calls_of(self._step.graph), self._step.graph
-        rows = {index for index, path in enumerate(graph.paths) if path in set(self.paths)}
-        forwards = [rows_of for phase, rows_of in self._step.ranges() if phase == FORWARD]
+        wanted = set(self.paths)
+        forwards = [rows for phase, rows in self._step.ranges() if phase == FORWARD]
         for call, path in enumerate(calls.path):
-            first = calls.first_op[call]
-            if path in rows and (
-                call in self._step.recomputed_calls or any(first in rows_of for rows_of in forwards)
-            ):
+            if graph.paths[path] in wanted and any(calls.first_op[call] in rows for rows in forwards):
                 yield call
+
+
+def _most_saved(memory: StepMemory, ranges: Sequence[range]) -> int:
+    """The most saved activations that are born in one of the ranges."""
+    storages = memory.step.graph.storages
+    assert storages is not None, "a recorded step follows memory"
+    saved = Counter[int]()
+    for born, size_bytes, kind in zip(storages.born_op, storages.bytes, memory.kinds, strict=True):
+        if kind is MemoryKind.SAVED_ACTIVATIONS:
+            saved[born] += size_bytes
+    sums = list(accumulate((saved[op] for op in range(memory.step.op_count)), initial=0))
+    return max((sums[rows.stop] - sums[rows.start] for rows in ranges), default=0)
