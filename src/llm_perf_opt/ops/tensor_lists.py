@@ -31,9 +31,7 @@ def in_place_lists(kind: OpKind, *names: str) -> int:
 def pointwise_list(kind: OpKind) -> OpCost:
     """One elementwise op on each tensor of a list."""
     worked = kind.outputs or [meta for meta, name in _named(kind) if name == "self"] or kind.inputs
-    return OpCost(
-        vector_flops=elements_of(worked), bytes_moved=bytes_in_and_out(kind) + in_place_lists(kind, "self")
-    )
+    return OpCost(vector_flops=elements_of(worked), bytes_moved=bytes_in_and_out(kind) + in_place_lists(kind, "self"))
 
 
 def optimizer_step(steps: int, *written: str) -> Formula:

@@ -12,7 +12,7 @@ from functools import partial
 
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.ops.attention import SOFTMAX_STEPS
-from llm_perf_opt.ops.cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
+from llm_perf_opt.ops.cost import Formula, OpCost, bytes_in_and_out, elements, operand
 from llm_perf_opt.ops.op import (
     AccessPattern,
     CalibratedFormula,

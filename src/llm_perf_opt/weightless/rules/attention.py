@@ -91,9 +91,8 @@ def grouped_mm(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, An
     left, right, offsets = args[0], args[1], argument(args, kwargs, 2, "offs", None)
     if left.ndim != 2 or right.ndim not in (2, 3) or offsets is None:
         return NotImplemented
-    shape = (left.shape[0], right.shape[-1])
-    if right.ndim == 2:
-        shape = (offsets.shape[0], *shape)
+    groups = (offsets.shape[0],) if right.ndim == 2 else ()
+    shape = (*groups, left.shape[0], right.shape[-1])
     output = new_ghost(contiguous_spec(shape, kwargs.get("out_dtype") or left.dtype))
     if engine.recorder is not None:
         engine.recorder.observe(func, args, kwargs, output, facts=_groups_used(offsets))
