@@ -147,7 +147,9 @@ def compare(step: RecordedStep, real: Witness) -> Comparison:
         flops=sum(flops.values()),
         real_flops=real.flops,
         flops_differ={
-            name: pair for name, pair in _differences(flops, theirs).items() if not any(word in name for word in NO_FORMULA)
+            name: pair
+            for name, pair in _differences(flops, theirs).items()
+            if not any(word in name for word in NO_FORMULA)
         },
         ops_differ={name: pair for name, pair in differing.items() if name not in VIEWS},
         views_differ={name: pair for name, pair in differing.items() if name in VIEWS},

@@ -156,7 +156,8 @@ def _embeddings(graph: CallGraph) -> int:
     return sum(
         elements(parameter.meta)
         for parameter in graph.parameters
-        if graph.module_types.get(parameter.name.rpartition(".")[0], "").endswith("Embedding")
+        if not parameter.is_buffer
+        and graph.module_types.get(parameter.name.rpartition(".")[0], "").endswith("Embedding")
         and uses[parameter.storage] == 1
     )
 
