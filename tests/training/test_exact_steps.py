@@ -45,7 +45,7 @@ CHECKPOINTED = tuple(name for name in CHEAP if name not in ("ViTForImageClassifi
 
 
 def comparison(case: TinyModel, **options: Any) -> Comparison:
-    """Both runs of a step. Routed experts run as one grouped matmul, whose ops do not depend on the routing."""
+    """Both runs of a step. Routed experts run as one grouped matmul: its ops do not depend on the routing."""
     setup = TrainingSetup(device="cpu", **{"dtype": "float32", **options})
     inputs = case.make_inputs()
     if any(ending in case.model for ending in ("ForCausalLM", "MaskedLM", "LMHead")):

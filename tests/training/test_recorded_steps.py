@@ -59,7 +59,7 @@ def test_clipping_belongs_to_the_optimizer_and_a_loss_outside_the_model_is_the_l
     assert not any("norm" in name for name in op_names(step, BACKWARD))
 
 
-def test_matmuls_of_a_backward_are_in_the_module_whose_forward_they_belong_to() -> None:
+def test_matmuls_of_a_backward_are_in_the_module_of_their_forward() -> None:
     step = own_step(Pair, clipped_step)
     graph = step.graph
     assert graph.ops is not None

@@ -169,7 +169,7 @@ class StepBuilder(CallGraphBuilder):
         self._chains.append(chain)
 
     def _find_owner(self) -> None:
-        """Open the calls of the module whose forward made the node that runs; between nodes nothing changes."""
+        """Open the calls that were open when the forward made the node that runs; between nodes nothing changes."""
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return
@@ -260,7 +260,7 @@ def _states(optimizer: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def _watched(builder: StepBuilder, recorder: OpRecorder, memory: _Purposes, model: torch.nn.Module) -> Iterator[None]:
-    """While open, calls, backwards and optimizer steps are told to the builder."""
+    """While open, calls, backwards and optimizer steps are reported to the builder."""
 
     def before(path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         is_loss = isinstance(module, torch.nn.modules.loss._Loss)

@@ -1,7 +1,7 @@
 """Ops on lists of tensors, as optimizers run them: many tensors in one launch, most of them written in place.
 
 How many launches a list takes on CUDA follows from torch's `multi_tensor_apply`: a launch has at most 320 blocks, a
-block works on 65,536 elements of one tensor, and a launch names at most so many tensors as its arguments have room for.
+block works on 65,536 elements of one tensor, and a launch names no more tensors than its arguments have room for.
 """
 
 from __future__ import annotations

@@ -69,10 +69,10 @@ def _kinds(step: RecordedStep, storages: StorageColumns) -> Iterator[MemoryKind]
 
 
 class SavedActivations:
-    """Which lives are those of activations that a backward uses.
+    """Which blocks of memory are activations that a backward uses.
 
-    They begin in a forward or a loss and go beyond the beginning of the backward after it; or they begin in a forward
-    that a backward runs again and go beyond the end of that.
+    They are made in a forward or a loss and are alive when the backward after it begins; or they are made in a forward
+    that a backward runs again, and are alive when that ends.
     """
 
     def __init__(self, step: RecordedStep) -> None:

@@ -30,7 +30,7 @@ class MemoryKind(StrEnum):
 class MatmulGroup:
     """Alike matmuls of a phase: `count` launches of `batch` matmuls `[m, k] x [k, n]` each.
 
-    `family` is the module whose forward or backward they belong to, with a `*` for the number of a layer or expert.
+    `family` is the module that they belong to, with a `*` for the number of a layer or expert.
     Of a grouped matmul `m` is the mean number of rows of a group, rounded, and `flops` is exact.
     """
 
@@ -74,7 +74,7 @@ class PhaseWork:
     """The work of one phase in one optimizer step, all its micro batches together.
 
     `flops` is matrix work (matmuls, convolutions, attention), one multiply-add as two. `recomputed_flops` is the part
-    of it that recomputation adds. `unpriced` are ops whose cost is unknown and in no figure, with their count.
+    of it that recomputation adds. `unpriced` are ops of unknown cost, which is in no figure, with their count.
     """
 
     name: str  # forward | loss | backward | optimizer

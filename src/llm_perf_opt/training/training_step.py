@@ -102,7 +102,7 @@ def _most(memory: StepMemory, kind: MemoryKind) -> int:
 
 
 class _Times:
-    """How often an op runs: those of the last micro batch that was run stand for all that follow."""
+    """How often an op runs: the last micro batch that ran counts for all that follow."""
 
     def __init__(self, step: RecordedStep, micro_batches: int) -> None:
         ends = [rows.stop for phase, rows in step.ranges() if phase == BACKWARD]
