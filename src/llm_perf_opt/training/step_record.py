@@ -1,0 +1,212 @@
+"""One training step as figures: what was asked for, the work of each phase, and the memory over time.
+
+Everything is counted from one weightless run of the model's own forward, of autograd's backward and of torch's own
+optimizer. All figures are of one rank that holds the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llm_perf_opt.core.callgraph import CallGraph
+
+FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = ("forward", "loss", "backward", "optimizer")
+
+
+class MemoryKind(StrEnum):
+    """What a block of memory is for. Each block has one kind for its whole life."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"  # what is in `.grad` of a parameter
+    OPTIMIZER_STATES = "optimizer states"
+    SAVED_ACTIVATIONS = "saved activations"  # made in a forward, and alive when the backward begins to use them
+    WORKING = "working memory"  # everything else: temporaries of any phase
+    INPUTS = "inputs"  # token ids and labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """What was asked for.
+
+    `method` is `full` or `lora`. Without `lora_targets` LoRA adapts what `peft` adapts by default for the architecture,
+    or all linear layers of the decoder where `peft` has no default. `optimizer` is `adamw` (over lists of tensors, as
+    torch picks it on a GPU), `adamw-fused`, `adamw-loop`, `sgd` or `adafactor`. `recompute` is `none`, `full` (each
+    decoder layer is run again in the backward), `full-reentrant` or `selective` (all but matmuls and attention is run
+    again). `device` is what the code sees: on `cuda` attention runs as CUDA's kernels do.
+    """
+
+    method: str = "full"
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    micro_batch: int = 1
+    sequence: int = 1024
+    dtype: str = "bfloat16"  # of the weights
+    autocast: str | None = None
+    optimizer: str = "adamw"
+    recompute: str = "none"
+    accumulation: int = 1  # micro batches before the optimizer steps
+    attention: str = "sdpa"
+    device: str = "cuda"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.micro_batch * self.sequence * self.accumulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulGroup:
+    """Alike matmuls of a phase: `count` launches of `batch` matmuls `[m, k] x [k, n]` each.
+
+    `family` is the module whose forward or backward they belong to, with a `*` for the number of a layer or expert.
+    Of a grouped matmul `m` is the mean number of rows of a group, rounded, and `flops` is exact.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: str
+    count: int
+    family: str
+    flops: int  # of all of them
+    bytes_moved: int  # of all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionGroup:
+    """Alike fused attention kernels of a phase. `flops` counts every pair of query and key, also the masked ones.
+
+    `skippable_flops` are the pairs that a causal mask hides.
+    """
+
+    sequences: int
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    is_causal: bool
+    is_backward: bool
+    dtype: str
+    count: int
+    family: str
+    flops: int
+    skippable_flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseWork:
+    """The work of one phase in one optimizer step, all its micro batches together.
+
+    `flops` is matrix work (matmuls, convolutions, attention), one multiply-add as two. `recomputed_flops` is the part
+    of it that recomputation adds. `unpriced` are ops whose cost is unknown and in no figure, with their count.
+    """
+
+    name: str  # forward | loss | backward | optimizer
+    flops: int
+    flops_by_dtype: Mapping[str, int]
+    recomputed_flops: int
+    bytes_read: int
+    bytes_written: int
+    launches: int
+    matmuls: tuple[MatmulGroup, ...]
+    attention: tuple[AttentionGroup, ...]
+    vector_bytes: int  # moved by everything that is no matmul and no fused attention
+    vector_flops: int
+    ops: int  # views included
+    unpriced: Mapping[str, int]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Read and written."""
+        return self.bytes_read + self.bytes_written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorAlive:
+    """Blocks of memory alike in kind, shape and module, alive at one moment; `bytes` is of all of them together."""
+
+    name: str  # of a parameter with `*` for the number of its layer; otherwise the op that made it
+    module: str  # with `*` for the number of a layer or expert; empty: outside any module
+    shape: tuple[int, ...]  # empty where the trace does not tell, as for what an op holds next to its result
+    dtype: str
+    bytes: int
+    count: int
+    kind: MemoryKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAtPeak:
+    """The moment at which most bytes were alive: allocated tensors, without the context and the cache of a device."""
+
+    peak_bytes: int
+    by_kind: Mapping[MemoryKind, int]
+    phase: str
+    op: str
+    module: str
+    tensors: tuple[TensorAlive, ...]  # the largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """Bytes alive while one op ran. The points of a step are bounded in number and keep every phase's peak."""
+
+    op_index: int
+    phase: str
+    by_kind: Mapping[MemoryKind, int]
+
+    @property
+    def bytes(self) -> int:
+        """All kinds together."""
+        return sum(self.by_kind.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep:
+    """One step: forward, loss and backward of every micro batch, then the optimizer.
+
+    `parameters` counts numbers, tied weights once. `active_parameters` are those that one token meets: of the routed
+    experts only as many as are chosen. Bytes are as allocated. `layer_saved_bytes` is what one decoder layer keeps for
+    its backward and `layer_input_bytes` what it keeps of it where the layer is recomputed; both are 0 for a model
+    without layers. `peak_by_phase` is the most that was alive in each phase.
+    """
+
+    model: str
+    setup: TrainingSetup
+    parameters: int
+    trainable_parameters: int
+    active_parameters: int
+    layers: int
+    layer_parameters: int  # of the largest decoder layer
+    embedding_parameters: int  # of lookup tables by token id, which do no matmul; 0 where they are tied to the head
+    weights_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    logits_bytes: int  # of the head's own result, for one micro batch
+    layer_saved_bytes: int
+    layer_input_bytes: int
+    phases: tuple[PhaseWork, ...]  # in the order of PHASES
+    peak: MemoryAtPeak
+    peak_by_phase: Mapping[str, MemoryAtPeak]
+    memory: tuple[MemoryPoint, ...]
+    notes: tuple[str, ...] = ()  # what a reader must know of the trace
+    graphs: tuple[CallGraph, ...] = field(default=(), repr=False, compare=False)  # one for each phase
+
+    def phase(self, name: str) -> PhaseWork:
+        """The work of the phase of this name."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+    @property
+    def flops(self) -> int:
+        """Matrix FLOPs of the step, with what recomputation adds."""
+        return sum(phase.flops for phase in self.phases)
+
+    @property
+    def recomputed_flops(self) -> int:
+        """What recomputation adds."""
+        return sum(phase.recomputed_flops for phase in self.phases)
