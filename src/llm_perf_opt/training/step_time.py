@@ -1,0 +1,189 @@
+"""How long an optimizer step takes on one rank: kernels, collectives that nothing hides, bubbles and the optimizer.
+
+The kernels of a micro batch are priced by the project's own rates: measured kernels where a table has the shape, the
+data sheet otherwise. What a framework adds to them, such as gaps, imbalance and slower kernels next to collectives,
+is one factor with a band, from the development sources of docs/evidence/training-records.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.timing.kernel_rates import KernelTableRates
+from llm_perf_opt.timing.rate_sources import source_of
+from llm_perf_opt.timing.rates import NOTHING, Band, RateSource
+from llm_perf_opt.training.model_shape import ModelShape
+from llm_perf_opt.training.rank_memory import StageNumbers, stage_numbers
+from llm_perf_opt.training.step_communication import StepCollective, step_collectives
+from llm_perf_opt.training.step_kernels import Kernels, Phase, micro_batch, vector_kernel
+from llm_perf_opt.training.training_run import FULL, Shard, TrainingRun
+
+# A backward of fused attention has five matmuls for the two of the forward, and reaches less of the peak.
+_ATTENTION_BACKWARD = Band(2.5, 3.6, 2.9)
+# What frameworks add to the kernels: low, high and expected over the development records.
+_FRAMEWORK = Band(1.0, 1.6, 1.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCollective:
+    """Collectives of a step with the time they would take alone; None: not known, and `why` says it."""
+
+    collective: StepCollective
+    alone: Band | None
+    exposed: Band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of an optimizer step: `band` is the sum of `phases`."""
+
+    band: Band
+    phases: Mapping[Phase, Band]
+    collectives: tuple[TimedCollective, ...]
+    unknown: tuple[str, ...]  # collectives without a time: they are in no figure
+
+    @property
+    def seconds(self) -> float:
+        """What is expected."""
+        return self.band.expected or self.band.middle
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Prices kernels and collectives on one cluster, each of them once."""
+
+    rates: RateSource
+    _known: dict[Kernel, Band | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> StepClock:
+        """The rates of the cluster's device: measured tables where they are installed."""
+        return cls(source_of(cluster if cluster.count > 1 else cluster.device, "eager", None))
+
+    def learn(self, kernels: Iterable[Kernel]) -> None:
+        """Ask tables for all shapes at once, which is far quicker."""
+        if isinstance(self.rates, KernelTableRates):
+            self.rates.learn(kernels)
+
+    def each(self, kernel: Kernel) -> Band | None:
+        """One launch; None: no rate describes it."""
+        if kernel not in self._known:
+            times = self.rates.duration(kernel)
+            band = None if times is None else times[0].band
+            is_open = band is not None and band.expected is None
+            self._known[kernel] = band.expected_in_the_middle() if band is not None and is_open else band
+        return self._known[kernel]
+
+    def all(self, kernels: Kernels) -> Band:
+        """One after the other."""
+        self.learn(kernels)
+        total = NOTHING
+        for kernel, count in kernels.items():
+            if (band := self.each(kernel)) is not None:
+                total += band.times(count)
+        return total
+
+
+def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime:
+    """The time of one optimizer step: every stage is as slow as the last, which has the head."""
+    batch, micro = micro_batch(shape, run), run.micro_batches
+    attention = clock.all(batch.attention)
+    layers = clock.all(batch.forward) + attention
+    backward = clock.all(batch.backward) + _scaled(attention, _ATTENTION_BACKWARD)
+    again = _again(layers, attention, run)
+    head = clock.all(batch.head).times(1 / run.plan.pp)
+    work = {
+        Phase.FORWARD: layers.times(micro),
+        Phase.RECOMPUTE: again.times(micro),
+        Phase.BACKWARD: backward.times(micro),
+        Phase.LOSS: head.times(micro),
+    }
+    work = {phase: _scaled(band, _FRAMEWORK) for phase, band in work.items()}
+    busy = sum(work.values(), NOTHING)
+    numbers = stage_numbers(shape, run, 0)
+    collectives = tuple(_timed(shape, run, numbers, clock, busy, work[Phase.BACKWARD].times(1 / micro)))
+    exposed = sum((timed.exposed for timed in collectives), NOTHING)
+    launched = clock.rates.launch_time().times(batch.launches * micro)
+    phases = {
+        **work,
+        Phase.COMMUNICATION: exposed,
+        Phase.BUBBLE: (busy + exposed).times((run.plan.pp - 1) / (run.plan.chunks * micro)),
+        Phase.OPTIMIZER: _optimizer(run, numbers, clock),
+        Phase.LAUNCHES: _beyond(launched, busy + exposed),
+    }
+    return StepTime(
+        band=sum(phases.values(), NOTHING),
+        phases=phases,
+        collectives=collectives,
+        unknown=tuple(timed.collective.what for timed in collectives if timed.alone is None),
+    )
+
+
+def _scaled(band: Band, factor: Band) -> Band:
+    """Low by low, high by high."""
+    assert band.expected is not None and factor.expected is not None
+    return Band(band.low * factor.low, band.high * factor.high, band.expected * factor.expected)
+
+
+def _again(layers: Band, attention: Band, run: TrainingRun) -> Band:
+    """The forward that recomputation runs again; the selective kind leaves attention and matmuls out of it."""
+    if run.recompute == "full":
+        return layers
+    return layers.times(0.1) if run.recompute == "selective" else NOTHING
+
+
+def _beyond(launched: Band, busy: Band) -> Band:
+    """How much longer the host needs than the device: launches run ahead of the device."""
+    expected = launched.expected if launched.expected is not None else launched.middle
+    low, middle, high = (
+        max(0.0, one - other)
+        for one, other in ((launched.low, busy.high), (expected, busy.expected or 0.0), (launched.high, busy.low))
+    )
+    return Band(low, max(low, high), min(max(middle, low), max(low, high)))
+
+
+def _optimizer(run: TrainingRun, numbers: StageNumbers, clock: StepClock) -> Band:
+    """Weights, gradients and states read, weights and states written."""
+    trained = numbers.own if run.method.kind == FULL else numbers.adapters
+    shares = 1 if run.plan.shard is Shard.NOTHING else run.plan.shard_ranks
+    dense, experts = trained - numbers.experts, numbers.experts
+    if run.method.kind != FULL:
+        dense, experts = trained, 0.0
+    local = dense / shares + experts / (1 if shares == 1 else run.plan.expert_shard_ranks)
+    each = 2 * run.states.weights + run.states.gradients + 2 * run.states.states
+    band = clock.each(vector_kernel(max(1.0, local * each)))
+    return NOTHING if band is None else band.times(1.5)
+
+
+def _timed(
+    shape: ModelShape, run: TrainingRun, numbers: StageNumbers, clock: StepClock, busy: Band, one_backward: Band
+) -> Iterable[TimedCollective]:
+    """Each axis with what hides it: layers hide the gathering of the next, the last backward hides the gradients."""
+    for collective in step_collectives(shape, run, numbers):
+        kernel = Kernel(
+            kind=KernelKind.COMMUNICATION,
+            dtype="bfloat16",
+            flops=0,
+            skippable_flops=0,
+            bytes_moved=collective.collective.payload_bytes,
+            collective=collective.collective,
+        )
+        each = clock.each(kernel)
+        alone = None if each is None else each.times(collective.count)
+        hides = {"nothing": NOTHING, "layers": busy, "backward": one_backward}[collective.hidden_by]
+        yield TimedCollective(
+            collective=collective, alone=alone, exposed=NOTHING if alone is None else _exposed(alone, hides, collective)
+        )
+
+
+def _exposed(alone: Band, hides: Band, collective: StepCollective) -> Band:
+    """Expected: what is longer than the work that runs meanwhile, and the first of them, which nothing hides."""
+    expected = max(0.0, (alone.expected or alone.middle) - (hides.expected or 0.0))
+    first = (alone.expected or alone.middle) / max(1.0, collective.count)
+    low = max(0.0, alone.low - (hides.high if hides.high else alone.low))
+    high = alone.high if not hides.high else max(0.0, alone.high - 0.5 * hides.low) + alone.high / max(1.0, collective.count)
+    middle = min(expected + (first if hides.high else 0.0), max(low, high))
+    return Band(low, max(low, high), max(low, middle))
