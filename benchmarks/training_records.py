@@ -53,7 +53,9 @@ _NAMES = {
 # Devices of records that the table does not have: the nearest that it has.
 _DEVICES = {"h100-96g-500w": "h100-sxm"}
 _SHARDS = {"none": Shard.NOTHING, "ddp": Shard.NOTHING, "zero1": Shard.STATES, "zero2": Shard.GRADIENTS}
-_FUSED = ("megatron_bridge", "xtuner_megatron", "automodel")  # Transformer Engine's kernels
+_TRANSFORMER_ENGINE = ("megatron_bridge", "xtuner_megatron", "automodel")
+# Transformer Engine's kernels; MPT has fused attention, norms in 16 bits and a fused loss.
+_FUSED = (*_TRANSFORMER_ENGINE, "llm_foundry")
 _MASTER = "2,4,12"  # Megatron's weights, gradients and states, where a record does not say
 
 
@@ -139,6 +141,7 @@ def training_run(row: dict[str, str]) -> TrainingRun:
         precision=row["precision"],
         loss={"": "whole", "fused (liger)": "fused"}.get(row["loss"], row["loss"]),
         compiled=row["compile"] == "yes" or row["source"] in _FUSED,
+        has_own_attention=row["source"] in _TRANSFORMER_ENGINE,
     )
 
 

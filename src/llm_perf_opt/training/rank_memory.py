@@ -19,7 +19,8 @@ from llm_perf_opt.training.training_run import FULL, QLORA, Shard, TrainingRun
 
 QUANTISED_BYTES = 0.516  # nf4 with double quantisation: 4 bits, 8 for each block of 64, 32 for 256 of those
 _TWO, _FOUR = 2, 4  # bytes of bf16 and of fp32
-_LOGITS_BYTES = {"whole": 10.0, "chunked": 10.0 / 8, "fused": 0.0}  # bf16 logits, their softmax and its gradient
+# Of one logit: itself in bf16, its log-softmax, the gradient of the loss and that of the softmax in fp32.
+_LOGITS_BYTES = {"whole": 14.0, "chunked": 14.0 / 8, "fused": 0.0}
 _PREFETCHED = 2  # layers whose gathered weights are there at once
 
 
@@ -60,7 +61,7 @@ class RankMemory:
 
 
 # Reserved over allocated bytes in the torchtitan and Qwen tables: docs/evidence/training-records.md.
-RESERVED_SHARE = 0.05
+_RESERVED_SHARE, _RESERVED_BYTES = 0.06, 512 * 2**20
 _CONTEXT_BYTES = 600 * 2**20
 _NCCL_BYTES = 800 * 2**20  # channels and buffers of several communicators
 
@@ -81,7 +82,7 @@ def _of_stage(shape: ModelShape, run: TrainingRun, stage: int) -> RankMemory:
         by_kind=by_kind,
         moment=moment,
         stage=stage,
-        reserved_allowance=RESERVED_SHARE * sum(by_kind.values()),
+        reserved_allowance=_RESERVED_SHARE * sum(by_kind.values()) + _RESERVED_BYTES,
         context_bytes=_CONTEXT_BYTES + (_NCCL_BYTES if run.plan.gpus > 1 else 0),
     )
 
@@ -246,9 +247,8 @@ def layer_activations(shape: ModelShape, run: TrainingRun) -> LayerActivations:
     gates = 0 if run.compiled or not is_gated(shape.blocks) else _gate_bytes(shape)
     norms = hidden * (4 * _TWO if run.compiled else 4 * _TWO + 2 * _FOUR)
     saved = matmuls + experts + gates + norms
-    products = _TWO * hidden * 2 + sum(matmul.columns * matmul.layers for matmul in shape.layer_matmuls) * _TWO / max(
-        1, shape.layers
-    )
+    columns = sum(matmul.columns * matmul.layers for matmul in shape.layer_matmuls) / max(1, shape.layers)
+    products = _TWO * (2 * hidden + columns / 2)  # the input, attention, and every second matmul
     kept = {"none": saved, "full": _TWO * hidden, "selective": min(saved, products + experts / 2)}[run.recompute]
     widest = max((matmul.columns for matmul in shape.layer_matmuls), default=0)
     return LayerActivations(saved=saved * tokens, kept=kept * tokens, working=_TWO * (widest + hidden) * tokens)

@@ -12,14 +12,18 @@ from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.step.engine_blocks import EngineExperts, EngineMatmul
 from llm_perf_opt.training.model_shape import ModelShape, is_gated
-from llm_perf_opt.training.rank_memory import adapter_numbers
-from llm_perf_opt.training.training_run import FULL, TrainingRun
+from llm_perf_opt.training.rank_memory import QUANTISED_BYTES, adapter_numbers
+from llm_perf_opt.training.training_run import FULL, QLORA, TrainingRun
 
 _TWO = 2  # bytes of bf16
 BF16 = "bfloat16"
 _FORMATS = {"bf16": BF16, "fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "nvfp4"}
 _COMPUTE = {"bf16": BF16, "fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn_x2"}
 _LOSS_BYTES = {"whole": 40.0, "chunked": 40.0, "fused": 12.0}  # moved for each logit, forward and backward
+
+
+# Kernel launches of a layer's forward; a backward has twice as many.
+_COMPILED_LAUNCHES, _EAGER_LAUNCHES, _ADAPTER_LAUNCHES = 20, 60, 50
 
 
 class Phase(StrEnum):
@@ -70,7 +74,11 @@ def micro_batch(shape: ModelShape, run: TrainingRun) -> MicroBatch:
         backward[kernel] += 2 * moved * share
     if run.method.has_adapters:
         _add_adapters(forward, backward, shape, run)
-    launches = round(shape.layers * share * (20 if run.compiled else 140))
+    if run.method.kind == QLORA:
+        _add_dequantised(forward, backward, shape, run)
+    again = 1.0 if run.recompute == "full" else 0.0
+    each = _COMPILED_LAUNCHES if run.compiled else _EAGER_LAUNCHES + _ADAPTER_LAUNCHES * run.method.has_adapters
+    launches = round(shape.layers * share * each * (3 + again))
     return MicroBatch(
         forward=forward, backward=backward, head=dict(_head(shape, run)), attention=attention, launches=launches
     )
@@ -174,6 +182,15 @@ def _add_adapters(forward: Counter[Kernel], backward: Counter[Kernel], shape: Mo
         ):
             forward[kernel] += count  # type: ignore[assignment]
             backward[kernel] += 2 * count  # type: ignore[assignment]
+
+
+def _add_dequantised(forward: Counter[Kernel], backward: Counter[Kernel], shape: ModelShape, run: TrainingRun) -> None:
+    """Every 4-bit matrix becomes one of 16 bits before it is multiplied with, forward and backward."""
+    for matmul in shape.layer_matmuls:
+        columns, depth = matmul.shared_by(run.plan.tp)
+        kernel = vector_kernel(columns * depth * (_TWO + QUANTISED_BYTES))
+        forward[kernel] += matmul.layers / run.plan.pp  # type: ignore[assignment]
+        backward[kernel] += matmul.layers / run.plan.pp  # type: ignore[assignment]
 
 
 def _head(shape: ModelShape, run: TrainingRun) -> Iterator[tuple[Kernel, float]]:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from llm_perf_opt.core.hardware.links import Cluster
+from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.timing.datasheet_rates import compute_rates
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import NOTHING, Band, RateSource
@@ -23,8 +25,12 @@ from llm_perf_opt.training.training_run import FULL, Shard, TrainingRun
 
 # A backward of fused attention has five matmuls for the two of the forward, and reaches less of the peak.
 _ATTENTION_BACKWARD = Band(2.5, 3.6, 2.9)
-# What frameworks add to the kernels: low, high and expected over the development records.
-_FRAMEWORK = Band(1.0, 1.6, 1.2)
+# What frameworks add to the kernels: low, high and expected over the development records. Matmuls that run for hours
+# reach less than in a table on GPUs that lower their clock for power, from Hopper on.
+_FRAMEWORK, _LOWERS_CLOCK = Band(1.0, 1.6, 1.2), Band(1.1, 1.9, 1.35)
+_BEFORE_HOPPER = ("volta", "turing", "ampere", "ada")
+# PyTorch's own fused attention is FlashAttention-2 on Hopper and later too; tables have their own kernels.
+_SECOND_FLASH = Band(1.0, 1.8, 1.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,12 @@ class StepClock:
         """The rates of the cluster's device: measured tables where they are installed."""
         return cls(source_of(cluster if cluster.count > 1 else cluster.device, "eager", None))
 
+    @property
+    def framework(self) -> Band:
+        """The factor on kernels for this device."""
+        arch = "" if self.rates.device is None else self.rates.device.arch.lower()
+        return _FRAMEWORK if any(name in arch for name in _BEFORE_HOPPER) else _LOWERS_CLOCK
+
     def learn(self, kernels: Iterable[Kernel]) -> None:
         """Ask tables for all shapes at once, which is far quicker."""
         if isinstance(self.rates, KernelTableRates):
@@ -71,11 +83,30 @@ class StepClock:
     def each(self, kernel: Kernel) -> Band | None:
         """One launch; None: no rate describes it."""
         if kernel not in self._known:
-            times = self.rates.duration(kernel)
-            band = None if times is None else times[0].band
-            is_open = band is not None and band.expected is None
-            self._known[kernel] = band.expected_in_the_middle() if band is not None and is_open else band
+            self._known[kernel] = self._priced(kernel)
         return self._known[kernel]
+
+    def _priced(self, kernel: Kernel) -> Band | None:
+        """By a table, else by the rates; nothing is faster than the peak, or than the best matmul of the device.
+
+        Training runs fused attention of its own on each device: the table of the device is nearer to it than a
+        recording of eager PyTorch on another.
+        """
+        rates = self.rates
+        in_table = None
+        if kernel.kind is KernelKind.ATTENTION and kernel.shape is not None and isinstance(rates, KernelTableRates):
+            in_table = rates.measured(kernel)
+        times = None if in_table is not None else rates.duration(kernel)
+        band = in_table.band if in_table is not None else None if times is None else times[0].band
+        if band is None:
+            return None
+        if band.expected is None:
+            band = band.expected_in_the_middle()
+        device, required = rates.device, kernel.flops - kernel.skippable_flops
+        if device is None or not required:
+            return band
+        fast, _ = compute_rates(kernel.dtype, Prior(low=1.0, high=1.0, source="the peak"), device)
+        return band.expected_at_least(required / fast).at_least(required / fast)
 
     def all(self, kernels: Kernels) -> Band:
         """One after the other."""
@@ -91,6 +122,9 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
     """The time of one optimizer step: every stage is as slow as the last, which has the head."""
     batch, micro = micro_batch(shape, run), run.micro_batches
     attention = clock.all(batch.attention)
+    framework = clock.framework
+    if not run.has_own_attention and framework is _LOWERS_CLOCK:
+        attention = _scaled(attention, _SECOND_FLASH)
     layers = clock.all(batch.forward) + attention
     backward = clock.all(batch.backward) + _scaled(attention, _ATTENTION_BACKWARD)
     again = _again(layers, attention, run)
@@ -101,7 +135,7 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
         Phase.BACKWARD: backward.times(micro),
         Phase.LOSS: head.times(micro),
     }
-    work = {phase: _scaled(band, _FRAMEWORK) for phase, band in work.items()}
+    work = {phase: _scaled(band, framework) for phase, band in work.items()}
     busy = sum(work.values(), NOTHING)
     numbers = stage_numbers(shape, run, 0)
     collectives = tuple(_timed(shape, run, numbers, clock, busy, work[Phase.BACKWARD].times(1 / micro)))

@@ -214,6 +214,7 @@ class TrainingRun:
     frozen_bytes: float = 2.0  # of a number of a weight that is not trained
     is_resharded: bool = True
     trains_towers: bool = False
+    has_own_attention: bool = False  # kernels of the device, as Transformer Engine runs them
 
     @property
     def micro_batches(self) -> int:
