@@ -31,6 +31,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Choose hardware": {
         "serve": ("serve_command:serve", "Find the GPU, how many, and the plan: fit, speed and price."),
+        "train": ("train_command:train", "Say whether a training run fits, how fast it is, and what it costs."),
         "sweep": ("sweep_command:sweep", "Show how cost changes with users and input, or from page to page."),
         "study": ("study_command:study", "Compute thousands of points: models x plans x devices."),
         "ask": ("study_command:ask", "Ask the results of a study a question, also in SQL."),

@@ -17,7 +17,8 @@ SIX_N = "6N"
 SIX_N_WHOLE = "6N + whole attention"
 SIX_W_WHOLE = "6W + whole attention"
 HARDWARE = "hardware, with recomputation"
-ADAPTERS = "two thirds, for adapters"
+TWO_THIRDS = "two thirds of 6W + causal attention"
+FROZEN = "4W + causal attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +66,24 @@ def conventions(shape: ModelShape, run: TrainingRun) -> Mapping[str, Convention]
         Convention(
             name=HARDWARE, flops_per_token=hardware_flops(shape, run), meaning="what the GPU runs: nothing is left out"
         ),
-        Convention(
-            name=ADAPTERS,
-            flops_per_token=(6 * weights + 3 * causal) * 2 / 3,
-            meaning="frozen weights need no gradient of their own",
-        ),
     )
+    if run.method.has_adapters:
+        rows += (
+            Convention(
+                name=FROZEN, flops_per_token=4 * weights + 3 * causal, meaning="frozen weights need no gradient"
+            ),
+            Convention(
+                name=TWO_THIRDS,
+                flops_per_token=(6 * weights + 3 * causal) * 2 / 3,
+                meaning="as printed for adapters: the attention of the backward is left out too",
+            ),
+        )
     return {row.name: row for row in rows}
+
+
+def necessary_name(run: TrainingRun) -> str:
+    """The convention that counts the necessary FLOPs of this run."""
+    return FROZEN if run.method.has_adapters else NECESSARY
 
 
 def _attention(shape: ModelShape, tokens: int, *, is_causal: bool) -> float:

@@ -18,7 +18,7 @@ from llm_perf_opt.training.training_run import FULL, QLORA, TrainingRun
 _TWO = 2  # bytes of bf16
 BF16 = "bfloat16"
 _FORMATS = {"bf16": BF16, "fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "nvfp4"}
-_COMPUTE = {"bf16": BF16, "fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn_x2"}
+COMPUTE = {"bf16": BF16, "fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn_x2"}
 _LOSS_BYTES = {"whole": 40.0, "chunked": 40.0, "fused": 12.0}  # moved for each logit, forward and backward
 
 
@@ -101,7 +101,7 @@ def matmul_kernel(precision: str, rows: int, columns: int, depth: int, groups: i
     stored = 1 if precision != "bf16" else _TWO
     return Kernel(
         kind=KernelKind.MATMUL,
-        dtype=_COMPUTE[precision],
+        dtype=COMPUTE[precision],
         flops=2 * rows * columns * depth * groups,
         skippable_flops=0,
         bytes_moved=groups * (stored * (rows * depth + columns * depth) + _TWO * rows * columns),

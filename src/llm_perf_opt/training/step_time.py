@@ -15,22 +15,26 @@ from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import compute_rates
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
+from llm_perf_opt.timing.lower_bound import fastest_peak
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import NOTHING, Band, RateSource
+from llm_perf_opt.training.model_flops import necessary_flops
 from llm_perf_opt.training.model_shape import ModelShape
 from llm_perf_opt.training.rank_memory import StageNumbers, stage_numbers
 from llm_perf_opt.training.step_communication import StepCollective, step_collectives
-from llm_perf_opt.training.step_kernels import Kernels, Phase, micro_batch, vector_kernel
+from llm_perf_opt.training.step_kernels import COMPUTE, Kernels, Phase, micro_batch, vector_kernel
 from llm_perf_opt.training.training_run import FULL, Shard, TrainingRun
 
 # A backward of fused attention has five matmuls for the two of the forward, and reaches less of the peak.
-_ATTENTION_BACKWARD = Band(2.5, 3.6, 2.9)
-# What frameworks add to the kernels: low, high and expected over the development records. Matmuls that run for hours
-# reach less than in a table on GPUs that lower their clock for power, from Hopper on.
-_FRAMEWORK, _LOWERS_CLOCK = Band(1.0, 1.6, 1.2), Band(1.1, 1.9, 1.35)
+_ATTENTION_BACKWARD = 2.9
+# What frameworks add to the kernels of the development records. Matmuls that run for hours reach less than in a table
+# on GPUs that lower their clock for power, from Hopper on.
+_FRAMEWORK, _LOWERS_CLOCK = 1.2, 1.35
 _BEFORE_HOPPER = ("volta", "turing", "ampere", "ada")
 # PyTorch's own fused attention is FlashAttention-2 on Hopper and later too; tables have their own kernels.
-_SECOND_FLASH = Band(1.0, 1.8, 1.5)
+_SECOND_FLASH = 1.5
+# 10 % and 90 % of measured over expected times in the development records, dense models and mixtures of experts.
+_DENSE_SPREAD, _EXPERTS_SPREAD = (0.8, 1.5), (0.75, 2.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +74,15 @@ class StepClock:
         return cls(source_of(cluster if cluster.count > 1 else cluster.device, "eager", None))
 
     @property
-    def framework(self) -> Band:
+    def framework(self) -> float:
         """The factor on kernels for this device."""
         arch = "" if self.rates.device is None else self.rates.device.arch.lower()
         return _FRAMEWORK if any(name in arch for name in _BEFORE_HOPPER) else _LOWERS_CLOCK
+
+    def least_s(self, flops: float, precision: str) -> float:
+        """Seconds in which no GPU does this work: at the peak of the format of its matmuls."""
+        device = self.rates.device
+        return 0.0 if device is None else flops / fastest_peak(COMPUTE[precision], device)
 
     def learn(self, kernels: Iterable[Kernel]) -> None:
         """Ask tables for all shapes at once, which is far quicker."""
@@ -123,10 +132,10 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
     batch, micro = micro_batch(shape, run), run.micro_batches
     attention = clock.all(batch.attention)
     framework = clock.framework
-    if not run.has_own_attention and framework is _LOWERS_CLOCK:
-        attention = _scaled(attention, _SECOND_FLASH)
+    if not run.has_own_attention and framework == _LOWERS_CLOCK:
+        attention = attention.times(_SECOND_FLASH)
     layers = clock.all(batch.forward) + attention
-    backward = clock.all(batch.backward) + _scaled(attention, _ATTENTION_BACKWARD)
+    backward = clock.all(batch.backward) + attention.times(_ATTENTION_BACKWARD)
     again = _again(layers, attention, run)
     head = clock.all(batch.head).times(1 / run.plan.pp)
     work = {
@@ -135,7 +144,7 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
         Phase.BACKWARD: backward.times(micro),
         Phase.LOSS: head.times(micro),
     }
-    work = {phase: _scaled(band, framework) for phase, band in work.items()}
+    work = {phase: band.times(framework) for phase, band in work.items()}
     busy = sum(work.values(), NOTHING)
     numbers = stage_numbers(shape, run, 0)
     collectives = tuple(_timed(shape, run, numbers, clock, busy, work[Phase.BACKWARD].times(1 / micro)))
@@ -148,18 +157,21 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
         Phase.OPTIMIZER: _optimizer(run, numbers, clock),
         Phase.LAUNCHES: _beyond(launched, busy + exposed),
     }
+    fast, slow = _EXPERTS_SPREAD if shape.blocks.experts else _DENSE_SPREAD
+    phases = {phase: _spread(band, fast, slow) for phase, band in phases.items()}
+    least = clock.least_s(necessary_flops(shape, run) * run.step_tokens / run.plan.gpus, run.precision)
     return StepTime(
-        band=sum(phases.values(), NOTHING),
+        band=sum(phases.values(), NOTHING).expected_at_least(least).at_least(least),
         phases=phases,
         collectives=collectives,
         unknown=tuple(timed.collective.what for timed in collectives if timed.alone is None),
     )
 
 
-def _scaled(band: Band, factor: Band) -> Band:
-    """Low by low, high by high."""
-    assert band.expected is not None and factor.expected is not None
-    return Band(band.low * factor.low, band.high * factor.high, band.expected * factor.expected)
+def _spread(band: Band, fast: float, slow: float) -> Band:
+    """As far from what is expected as measured steps were."""
+    expected = band.expected or 0.0
+    return Band(expected * fast, expected * slow, expected)
 
 
 def _again(layers: Band, attention: Band, run: TrainingRun) -> Band:
