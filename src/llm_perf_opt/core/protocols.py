@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.graph_view import GraphView
     from llm_perf_opt.core.hardware.calibration import Calibration
     from llm_perf_opt.core.report import Report
+    from llm_perf_opt.core.recorded_step import RecordedStep
     from llm_perf_opt.core.source_figures import SourceFigures
+    from llm_perf_opt.core.training_setup import TrainingSetup
 
 
 FORM = "[MODULE=]FILE[:rolled|:unrolled]"
@@ -111,6 +113,15 @@ class TakesOptions(Protocol):
     @property
     def workload_type(self) -> type[Workload]:
         """The record that declares them: `WORKLOAD` in the file `options.py` of the model's folder."""
+        ...
+
+
+@runtime_checkable
+class TrainsOneStep(Protocol):
+    """An adapter that can run a training step of its model without weights."""
+
+    def training_step(self, setup: TrainingSetup, routing: str | None = None) -> RecordedStep:
+        """Forward, loss and backward of each micro batch, and the optimizer."""
         ...
 
 

@@ -28,24 +28,24 @@ Enter = Callable[[str, Sequence[torch.Tensor]], None]
 Leave = Callable[[Sequence[torch.Tensor]], None]
 Report = Callable[[Callable[..., Any]], Callable[..., Any]]  # of a module: what it runs -> the same, reported
 
+_LEFT = "_llm_perf_opt_left_module"  # an attribute of errors
 _CALL = "_compiled_call_impl"  # what `Module.__call__` runs in place of hooks and forward, where it is set
 
 
 class StopSite:
-    """The innermost module that the last error passed through on its way out."""
+    """The innermost module that the last error passed through on its way out.
 
-    def __init__(self) -> None:
-        self._error: BaseException | None = None
-        self._path = ""
+    The error itself carries it. Kept here, an error that the model catches would keep every frame it passed, and the
+    tensors in them: recomputation ends each layer that it runs again by an error.
+    """
 
     def passes(self, error: BaseException, path: str) -> None:
         """The error leaves the forward of this module; the first module that says so is the innermost."""
-        if error is not self._error:
-            self._error, self._path = error, path
+        vars(error).setdefault(_LEFT, path)
 
     def of(self, error: BaseException) -> str:
         """Where the error came from; the root when it never was in a module below it."""
-        return self._path if error is self._error else ""
+        return str(vars(error).get(_LEFT, ""))
 
 
 @contextmanager

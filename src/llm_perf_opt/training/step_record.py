@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llm_perf_opt.core.callgraph import CallGraph
-
-FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = ("forward", "loss", "backward", "optimizer")
+from llm_perf_opt.core.recorded_step import PHASES as PHASES
+from llm_perf_opt.core.training_setup import TrainingSetup as TrainingSetup
 
 
 class MemoryKind(StrEnum):
@@ -24,36 +24,6 @@ class MemoryKind(StrEnum):
     SAVED_ACTIVATIONS = "saved activations"  # made in a forward, and alive when the backward begins to use them
     WORKING = "working memory"  # everything else: temporaries of any phase
     INPUTS = "inputs"  # token ids and labels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSetup:
-    """What was asked for.
-
-    `method` is `full` or `lora`. Without `lora_targets` LoRA adapts what `peft` adapts by default for the architecture,
-    or all linear layers of the decoder where `peft` has no default. `optimizer` is `adamw` (over lists of tensors, as
-    torch picks it on a GPU), `adamw-fused`, `adamw-loop`, `sgd` or `adafactor`. `recompute` is `none`, `full` (each
-    decoder layer is run again in the backward), `full-reentrant` or `selective` (all but matmuls and attention is run
-    again). `device` is what the code sees: on `cuda` attention runs as CUDA's kernels do.
-    """
-
-    method: str = "full"
-    lora_rank: int = 0
-    lora_targets: tuple[str, ...] = ()
-    micro_batch: int = 1
-    sequence: int = 1024
-    dtype: str = "bfloat16"  # of the weights
-    autocast: str | None = None
-    optimizer: str = "adamw"
-    recompute: str = "none"
-    accumulation: int = 1  # micro batches before the optimizer steps
-    attention: str = "sdpa"
-    device: str = "cuda"
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one optimizer step."""
-        return self.micro_batch * self.sequence * self.accumulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +141,9 @@ class TrainingStep:
     """One step: forward, loss and backward of every micro batch, then the optimizer.
 
     `parameters` counts numbers, tied weights once. `active_parameters` are those that one token meets: of the routed
-    experts only as many as are chosen. Bytes are as allocated. `layer_saved_bytes` is what one decoder layer keeps for
-    its backward and `layer_input_bytes` what it keeps of it where the layer is recomputed; both are 0 for a model
-    without layers. `peak_by_phase` is the most that was alive in each phase.
+    experts only as many as are chosen. Bytes are as allocated. `layer_saved_bytes` is what each decoder layer keeps
+    from its forward to its backward. With recomputation `layer_recomputed_bytes` is what comes back in addition for the
+    one layer that a backward runs again. `layer_input_bytes` is the tensor that a layer takes. `peak_by_phase` is the most that was alive in each phase.
     """
 
     model: str
@@ -189,6 +159,7 @@ class TrainingStep:
     optimizer_bytes: int
     logits_bytes: int  # of the head's own result, for one micro batch
     layer_saved_bytes: int
+    layer_recomputed_bytes: int
     layer_input_bytes: int
     phases: tuple[PhaseWork, ...]  # in the order of PHASES
     peak: MemoryAtPeak

@@ -8,7 +8,8 @@ Every op goes one of four ways:
 4. it is new: its shapes are worked out once, on meta tensors or by a shape rule (`propagation`).
 
 Autograd and ADInplaceOrView keys are excluded while the engine is open, as inference mode does, so composite ops
-(linear, matmul, attention, layer_norm) arrive whole: half as many ops, and a fused kernel stays one op.
+(linear, matmul, attention, layer_norm) arrive whole: half as many ops, and a fused kernel stays one op. For a training
+step they are not, and composite ops arrive in the pieces that have a derivative.
 
 The key of an op is everything its output shapes can depend on, cheap enough to build for every dispatch. A ghost
 contributes its interned spec, a real tensor its layout, a number its value. For element-wise ops the value of a Python
@@ -32,6 +33,7 @@ from llm_perf_opt.core.interrupts import Interruptible, puts_back
 from llm_perf_opt.core.run_lock import OneRun
 from llm_perf_opt.core.work_limits import OPS_BETWEEN_CHECKS, WorkBudget
 from llm_perf_opt.weightless import fallbacks, propagation, real_ops
+from llm_perf_opt.weightless.autograd import training_patches
 from llm_perf_opt.weightless.collectives import functional_facts, is_collective, run_collective, takes_ops_apart
 from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
 from llm_perf_opt.weightless.dispatcher import OtherRanks, UserRule
@@ -167,6 +169,9 @@ class Engine(TorchDispatchMode):
         Answers for scalar questions at given places, by the end of `file.py:line`.
     rules
         Shape functions for ops torch cannot propagate: op -> function of the engine and the op's arguments.
+    autograd
+        Whether torch's autograd runs above the engine, so that `loss.backward()` does what it does on a GPU. Composite
+        ops then come in the pieces that have a derivative, and what they save for the backward lives until it is used.
     """
 
     supports_higher_order_operators = True
@@ -179,6 +184,7 @@ class Engine(TorchDispatchMode):
         limits: Limits | None = None,
         overrides: Mapping[str, bool | int | float] | None = None,
         rules: Mapping[Any, UserRule] | None = None,
+        autograd: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # The slot of FakeTensorMode: while it is taken, torch does not initialise CUDA for `.to("cuda")` or
@@ -188,6 +194,7 @@ class Engine(TorchDispatchMode):
         self.limits = limits or Limits()
         self.oracle = Oracle(policy, limits=self.limits, overrides=overrides)
         self.user_rules = dict(rules or {})
+        self.autograd = autograd
         self.disguise = Disguise(device)
         self.real_storages = RealStorages()
         self.recorder: OpRecorder | None = None
@@ -222,9 +229,12 @@ class Engine(TorchDispatchMode):
                 self._budget, self._ops_before = WorkBudget(), self.ops_dispatched
                 self._check_at = self.ops_dispatched + min(OPS_BETWEEN_CHECKS, self._budget.max_ops)
                 opening.enter_context(Environment(self.disguise))
-                opening.enter_context(torch.no_grad())
-                # Not inference_mode: its tensors refuse views of ordinary parameters.
-                opening.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
+                if self.autograd:
+                    opening.enter_context(training_patches(is_cuda=self.disguise.is_cuda))
+                else:
+                    opening.enter_context(torch.no_grad())
+                    # Not inference_mode: its tensors refuse views of ordinary parameters.
+                    opening.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
             super().__enter__()  # type: ignore[no-untyped-call]
             opening.push(super().__exit__)
             self._depth += 1

@@ -141,6 +141,8 @@ KEEPS_GHOST = overloads(
     "adaptive_max_pool3d",
     "fractional_max_pool2d",
     "native_dropout",
+    "_scaled_dot_product_flash_attention",  # its random state
+    "_scaled_dot_product_efficient_attention",
 )
 CHANGES_LAYOUT = overloads(
     "t_",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -183,6 +183,11 @@ class CallGraphBuilder:
         self._current_call = self._calls.leave(rows, [token for _, token in tensors], len(self._op_kind))
         if len(self._pending_inputs) > _PENDING_LIMIT:
             self._settle_pending()
+
+    def storage_rows(self, tokens: Iterable[int]) -> frozenset[int]:
+        """The rows that storages of these tokens have in the finished graph; a token without a storage has none."""
+        rows = self._storages.rows(len(self._op_kind))
+        return frozenset(row for token in tokens if (row := rows.row_of(token)) is not None)
 
     @property
     def current_path(self) -> str | None:

@@ -98,6 +98,10 @@ class StorageRows:
         """The row of a token known to have one."""
         return self._row_of[token]
 
+    def row_of(self, token: int) -> int | None:
+        """The row of a token that was declared or allocated; None for any other."""
+        return self._row_of.get(token)
+
     def of_tokens(self, tokens: array[int], meta_at: Callable[[int], TensorMeta]) -> array[int]:
         """Rows for a flat column of tokens; a tensor of unknown token is adopted as memory from outside the run."""
         rows = array("q", map(self._row_of.get, tokens, repeat(-1)))

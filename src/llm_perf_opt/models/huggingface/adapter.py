@@ -22,13 +22,16 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, FOLDER_RANKS, workload_type
 from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
+from llm_perf_opt.core.recorded_step import RecordedStep
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.target import Json, Part, Target
+from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.core.work_limits import out_of_memory, refuse_depth
 from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.harness.default_dtype import default_dtype
 from llm_perf_opt.harness.fake_world import FakeWorld
+from llm_perf_opt.harness.training_run import record_step
 from llm_perf_opt.models.huggingface.folder import (
     import_transformers,
     layers,
@@ -72,6 +75,8 @@ from llm_perf_opt.models.huggingface.resolved import (
     resolved_workload,
     trained_length_note,
 )
+from llm_perf_opt.models.huggingface.training import training_target
+from llm_perf_opt.weightless import Engine
 
 DECODER_PROMPT_TOKENS = 4  # of Whisper: start, language, task, no timestamps
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -193,6 +198,13 @@ class HuggingFaceAdapter:
             return FOLDER_PARTS.get(self._folder.model_type)()
         with torch.device("meta"):
             return guess_parts(build_model(self._model_class, self._config, None, "float32"))
+
+    def training_step(self, setup: TrainingSetup, routing: str | None = None) -> RecordedStep:
+        """One step of the model's own training code, without weights."""
+        name = self._folder.name or self._folder.path.resolve().name
+        build = partial(build_model, self._model_class, self._config, setup.attention, setup.dtype)
+        target = training_target(name, build, setup)
+        return record_step(target, Engine(device=setup.device, routing=routing or "uniform", autograd=True))
 
     def _probed_targets(self, name: str, workload: HuggingFaceWorkload) -> tuple[Target, ...]:
         build = partial(self._build, workload.attention, workload.dtype)
