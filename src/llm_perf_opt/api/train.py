@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from llm_perf_opt.training.search import (
 )
 from llm_perf_opt.training.step_kernels import COMPUTE
 from llm_perf_opt.training.step_time import StepClock
+from llm_perf_opt.training.traced_layer import traced_layer
 from llm_perf_opt.training.train_report import Trained, report_of
 from llm_perf_opt.training.training_run import (
     LOSSES,
@@ -102,6 +103,7 @@ def train(
     loss: str = "whole",
     compiled: bool = False,
     train_towers: bool = False,
+    offload: bool = False,
     tokens: float | None = None,
     measured_tokens_per_s: float | None = None,
     prices: Mapping[str, float] | None = None,
@@ -116,6 +118,7 @@ def train(
     - `global_batch`: sequences of an optimizer step; eight for each GPU where nothing is said.
     - `states`: `mixed` (weights in 32 bits, cast to 16), `bf16`, or `master` (a copy in 32 bits, as in Megatron).
     - `loss`: `whole`, `chunked` or `fused`. `compiled`: torch.compile fuses norms and activation functions.
+    - `offload`: weights, gradients and states stay in the host's memory; only with a plan that shards weights.
     - `tokens`: of the whole training. `measured_tokens_per_s`: of your own run, all GPUs together.
     - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
     """
@@ -141,9 +144,13 @@ def train(
         loss=loss,
         compiled=compiled,
         trains_towers=train_towers,
+        offloads=offload,
         has_own_attention=precision != "bf16",
     )
     shape = shape_of(str(model), trust_remote_code=trust_remote_code)
+    if not compiled:
+        traced = traced_layer(model, chosen, shape.linear_names, trust_remote_code=trust_remote_code)
+        base = replace(base, traced=traced)
     found = fastest(shape, base, fixed, StepClock.of(cluster))
     return _answer(str(model), shape, found, tokens, measured_tokens_per_s, prices)
 
@@ -255,7 +262,8 @@ def _price(device: str, prices: Mapping[str, float] | None) -> tuple[float | Non
 
 
 def _notes(shape: ModelShape, run: TrainingRun, origin: str) -> list[Note]:
-    notes = [Note(f"{origin}. --price sets your own.")] if origin else []
+    notes = [_origin_note(run)]
+    notes += [Note(f"{origin}. --price sets your own.")] if origin else []
     if shape.tower_parameters and not run.trains_towers:
         notes.append(
             Note("The encoder of images or sound is frozen: its weights are in the memory, its forward is in no time.")
@@ -273,6 +281,13 @@ def _notes(shape: ModelShape, run: TrainingRun, origin: str) -> list[Note]:
             Note("Layers with a recurrent state are priced by their matmuls alone: their scan is missing.", Level.WARNING)
         )
     return notes
+
+
+def _origin_note(run: TrainingRun) -> Note:
+    if run.traced is not None:
+        return Note("What a layer saves for its backward is counted in a weightless step of the model's own eager code.")
+    why = "compiled code saves less than eager code" if run.compiled else "no step of this model could be traced"
+    return Note(f"What a layer saves for its backward follows rules for its ops: {why}.")
 
 
 def price_run(model: str | Path, run: TrainingRun) -> Candidate:

@@ -65,6 +65,7 @@ class TrainingOptions(OptionRecord):
     loss: str = option("whole", metavar="KIND", help="whole logits, chunked, or fused with the head (Liger).")
     compiled: bool = option(False, help="torch.compile, or fused norms and activation functions.")
     train_towers: bool = option(False, help="Train the encoder of images or sound too. Default: it is frozen.")
+    offload: bool = option(False, help="Keep weights and states in the host's memory; with a plan fsdpN.")
     measured: float | None = option(
         None, metavar="TOKENS/S", help="What your own run reaches on all GPUs: adds what the prediction leaves open."
     )

@@ -7,6 +7,7 @@ each token, and two more for each in the backward.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -37,6 +38,7 @@ class ModelShape:
     head_parameters: int  # 0: tied to the embedding
     tower_parameters: int
     factored_numbers: int
+    linear_names: tuple[str, ...]  # of the linear layers in a decoder layer, as adapters are told
 
     @property
     def hidden(self) -> int:
@@ -110,6 +112,7 @@ def model_shape(graph: CallGraph) -> ModelShape:
         head_parameters=_numbers(tables[-1]) if len(tables) > 1 else 0,
         tower_parameters=sum(_numbers(parameter) for parameter in parameters if _is_tower(graph, parameter)),
         factored_numbers=sum(sum(_sides(parameter)) for parameter in parameters),
+        linear_names=_linear_names(graph, blocks, parameters),
     )
 
 
@@ -129,6 +132,21 @@ def _is_table(graph: CallGraph, parameter: Parameter, blocks: EngineBlocks) -> b
     """An embedding of token ids, or the head: a matrix with a row for each word of the vocabulary."""
     rows = next((matmul.columns for matmul in blocks.matmuls if matmul.part is DecoderPart.HEAD), 0)
     return len(parameter.meta.shape) == _TABLE_SIDES and parameter.meta.shape[0] == rows > 0
+
+
+def _linear_names(graph: CallGraph, blocks: EngineBlocks, parameters: Sequence[Parameter]) -> tuple[str, ...]:
+    """The last names of the modules with a matrix in a numbered layer of the decoder; routers are never adapted."""
+    routers = {matmul.columns for matmul in blocks.matmuls if matmul.part is DecoderPart.ROUTER}
+    names = {
+        module_of(parameter.name).rpartition(".")[2]
+        for parameter in parameters
+        if len(parameter.meta.shape) == _TABLE_SIDES
+        and parameter.meta.shape[0] not in routers
+        and any(part.isdigit() for part in parameter.name.split("."))
+        and "Linear" in graph.module_types.get(module_of(parameter.name), "")
+        and not _is_tower(graph, parameter)
+    }
+    return tuple(sorted(names))
 
 
 def _is_tower(graph: CallGraph, parameter: Parameter) -> bool:

@@ -10,7 +10,7 @@ all gradients are there; and the optimizer's step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineExperts, EngineMatmul, Split
@@ -180,6 +180,8 @@ def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[
             return dense + experts
         return dense / plan.shard_ranks + experts / plan.expert_shard_ranks
 
+    if run.offloads:
+        return {Kind.WEIGHTS: 0.0, Kind.GRADIENTS: 0.0, Kind.STATES: 0.0}
     trained, trained_experts, frozen = _trained(run, numbers)
     factor = shape.factored_numbers / shape.parameters if states.factored else 1.0
     return {
@@ -187,6 +189,11 @@ def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[
         Kind.GRADIENTS: shared(trained, trained_experts, shares[1]) * states.gradients,
         Kind.STATES: shared(trained, trained_experts, shares[2]) * states.states * factor,
     }
+
+
+def held_bytes(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> float:
+    """Weights of one rank, wherever they are."""
+    return _static(shape, replace(run, offloads=False), numbers)[Kind.WEIGHTS]
 
 
 def _trained(run: TrainingRun, numbers: StageNumbers) -> tuple[float, float, tuple[float, float]]:
@@ -247,9 +254,15 @@ def layer_activations(shape: ModelShape, run: TrainingRun) -> LayerActivations:
     gates = 0 if run.compiled or not is_gated(shape.blocks) else _gate_bytes(shape)
     norms = hidden * (4 * _TWO if run.compiled else 4 * _TWO + 2 * _FOUR)
     saved = matmuls + experts + gates + norms
+    traced = None if run.compiled else run.traced
     columns = sum(matmul.columns * matmul.layers for matmul in shape.layer_matmuls) / max(1, shape.layers)
     products = _TWO * (2 * hidden + columns / 2)  # the input, attention, and every second matmul
-    kept = {"none": saved, "full": _TWO * hidden, "selective": min(saved, products + experts / 2)}[run.recompute]
+    selective = min(saved, products + experts / 2)
+    if traced is not None:
+        selective, saved = selective * traced.saved / saved, traced.saved
+    kept = {"none": saved, "full": _TWO * hidden if traced is None else traced.kept, "selective": selective}[
+        run.recompute
+    ]
     widest = max((matmul.columns for matmul in shape.layer_matmuls), default=0)
     return LayerActivations(saved=saved * tokens, kept=kept * tokens, working=_TWO * (widest + hidden) * tokens)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.training.model_shape import ModelShape
 from llm_perf_opt.training.rank_memory import RankMemory, rank_memory
 from llm_perf_opt.training.step_time import StepClock, StepTime, step_time
@@ -186,6 +185,13 @@ def changes(run: TrainingRun) -> Iterator[Change]:
         rank = run.method.rank or 16
         packed = replace(run, method=Method(kind=QLORA, rank=rank))
         yield Change(what="adapters on a 4-bit model", options=f"--method qlora:{rank}", run=packed)
+    if not run.offloads and run.plan.gpus > 1:
+        whole = TrainingPlan(gpus=plan.gpus, shard=Shard.WEIGHTS, degree=plan.gpus)
+        yield Change(
+            what="keep weights and states in the host's memory",
+            options=f"--offload --plan {whole}",
+            run=replace(run, offloads=True, plan=whole),
+        )
 
 
 def repaired(shape: ModelShape, run: TrainingRun) -> list[Change] | None:
@@ -202,14 +208,4 @@ def repaired(shape: ModelShape, run: TrainingRun) -> list[Change] | None:
         run = change.run
         if _fits(shape, run):
             return made
-    return None
-
-
-def least_gpus(shape: ModelShape, device: Device, fits_on: Callable[[int], bool], most: int = 1024) -> int | None:
-    """The smallest power of two of GPUs on which the run fits; None: more than `most`."""
-    count = 1
-    while count <= most:
-        if fits_on(count):
-            return count
-        count *= 2
     return None

@@ -35,6 +35,7 @@ class Phase(StrEnum):
     LOSS = "head and loss"
     COMMUNICATION = "communication not hidden"
     BUBBLE = "pipeline bubble"
+    HOST = "copies from the host's memory"
     OPTIMIZER = "optimizer"
     LAUNCHES = "kernel launches not hidden"
 

@@ -20,7 +20,7 @@ from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.timing.rates import NOTHING, Band, RateSource
 from llm_perf_opt.training.model_flops import necessary_flops
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.rank_memory import StageNumbers, stage_numbers
+from llm_perf_opt.training.rank_memory import StageNumbers, held_bytes, stage_numbers
 from llm_perf_opt.training.step_communication import StepCollective, step_collectives
 from llm_perf_opt.training.step_kernels import COMPUTE, Kernels, Phase, micro_batch, vector_kernel
 from llm_perf_opt.training.training_run import FULL, Shard, TrainingRun
@@ -34,6 +34,7 @@ _BEFORE_HOPPER = ("volta", "turing", "ampere", "ada")
 # PyTorch's own fused attention is FlashAttention-2 on Hopper and later too; tables have their own kernels.
 _SECOND_FLASH = 1.5
 # 10 % and 90 % of measured over expected times in the development records, dense models and mixtures of experts.
+_HOST_BYTES_PER_S = 12e9  # what one GPU of several reaches over PCIe 4.0 from pageable memory
 _DENSE_SPREAD, _EXPERTS_SPREAD = (0.8, 1.5), (0.75, 2.2)
 
 
@@ -154,6 +155,7 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
         **work,
         Phase.COMMUNICATION: exposed,
         Phase.BUBBLE: (busy + exposed).times((run.plan.pp - 1) / (run.plan.chunks * micro)),
+        Phase.HOST: _from_host(shape, run, numbers),
         Phase.OPTIMIZER: _optimizer(run, numbers, clock),
         Phase.LAUNCHES: _beyond(launched, busy + exposed),
     }
@@ -189,6 +191,15 @@ def _beyond(launched: Band, busy: Band) -> Band:
         for one, other in ((launched.low, busy.high), (expected, busy.expected or 0.0), (launched.high, busy.low))
     )
     return Band(low, max(low, high), min(max(middle, low), max(low, high)))
+
+
+def _from_host(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> Band:
+    """Weights that are kept in the host's memory, copied for each forward and each backward; little of it is hidden."""
+    if not run.offloads:
+        return NOTHING
+    copies = 2 * run.micro_batches
+    seconds = held_bytes(shape, run, numbers) * copies / _HOST_BYTES_PER_S
+    return Band(seconds, seconds, seconds)
 
 
 def _optimizer(run: TrainingRun, numbers: StageNumbers, clock: StepClock) -> Band:

@@ -194,6 +194,17 @@ def read_plan(text: str, gpus: int) -> TrainingPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSizes:
+    """Bytes that one decoder layer of eager code holds for each token, from a weightless training step.
+
+    `saved` is for a backward without recomputation, `kept` where the whole layer is run again.
+    """
+
+    saved: float
+    kept: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """A run on a cluster. `sequences` are of one optimizer step, on all ranks; `compiled`: torch.compile fuses ops.
 
@@ -214,6 +225,8 @@ class TrainingRun:
     frozen_bytes: float = 2.0  # of a number of a weight that is not trained
     is_resharded: bool = True
     trains_towers: bool = False
+    traced: TracedSizes | None = None  # of the model's own code; None: by rules
+    offloads: bool = False  # weights, gradients and states are in the memory of the host
     has_own_attention: bool = False  # kernels of the device, as Transformer Engine runs them
 
     @property
