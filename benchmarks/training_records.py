@@ -8,23 +8,36 @@ the sources that the capability was developed on are opened. With --docs the pag
 
 from __future__ import annotations
 
+import csv
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.pages import FACTS, share, show_sections, signed, table
+from benchmarks.runner import parser
+from llm_perf_opt.api.train import clock_of, shape_of
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
+from llm_perf_opt.timing.lower_bound import fastest_peak
+from llm_perf_opt.timing.step.engine_blocks import DecoderPart, Split
+from llm_perf_opt.training.model_flops import NECESSARY, SIX_N_WHOLE, TWO_THIRDS, conventions, necessary_flops
+from llm_perf_opt.training.model_shape import ModelShape
+from llm_perf_opt.training.rank_memory import Kind, RankMemory, rank_memory
+from llm_perf_opt.training.step_kernels import COMPUTE
+from llm_perf_opt.training.step_time import step_time
+from llm_perf_opt.training.traced_layer import traced_layer
+from llm_perf_opt.training.training_run import Method, Shard, StateBytes, TrainingPlan, TrainingRun
+
 # Chosen before any prediction was made. A source is a repository that published a table of its own runs.
 DEVELOPMENT = ("llm_foundry", "qwen_finetune", "xtuner_megatron", "torchtitan")
 JUDGING = ("torchtune", "fsdp_qlora", "fms_fsdp", "automodel", "megatron_bridge", "litgpt")
 FIRST_RELEASE = "26.06"  # of megatron_bridge; the same configurations in older releases judge nothing
-
-import csv
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-
-from benchmarks.pages import FACTS
-from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
-from llm_perf_opt.tracing.origin import find_origin
-from llm_perf_opt.tracing.traced_run import trace_origin
-from llm_perf_opt.training.model_shape import ModelShape, model_shape
-from llm_perf_opt.training.training_run import Method, Shard, StateBytes, TrainingPlan, TrainingRun
 
 GIB = 2**30
 _FOLDERS = FACTS / "training" / "configs"
@@ -79,14 +92,12 @@ class TrainedRun:
     @property
     def shape(self) -> ModelShape:
         """Of its model."""
-        return shape_of(self.model)
+        return shape_of(source_of(self.model))
 
 
-@cache
-def shape_of(model: str) -> ModelShape:
-    """From a trace of the model's own code, one decode step on ghosts."""
-    source = _NAMES.get(model, _FOLDERS / model)
-    return model_shape(trace_origin(find_origin(source, torch_device="cuda")).graphs[-1])
+def source_of(model: str) -> str:
+    """What `train` is asked for: a name of the catalogue, or a folder with a configuration."""
+    return str(_NAMES.get(model, _FOLDERS / model))
 
 
 def read_runs(sources: tuple[str, ...]) -> list[TrainedRun]:
@@ -117,7 +128,9 @@ def _trained(row: dict[str, str]) -> TrainedRun | None:
         counter=row["memory_is"],
         is_out_of_memory=row["oom"] == "yes",
         judges_speed=bool(row["tokens_per_s_gpu"]) and bool(row["device"]) and lacks_speed <= {"recompute"},
-        judges_memory=bool(row["peak_gib"]) and not row["lacks_memory"] and not (row["offload"] or "").startswith(("parameters", "optimizer")),
+        judges_memory=bool(row["peak_gib"])
+        and not row["lacks_memory"]
+        and not (row["offload"] or "").startswith(("parameters", "optimizer")),
     )
 
 
@@ -156,7 +169,11 @@ def _plan(row: dict[str, str]) -> TrainingPlan:
 def _states(row: dict[str, str]) -> StateBytes:
     if row["method"] in ("lora", "qlora", "lora+emb"):
         # peft's adapters are in 32 bits; torchtune and fsdp_qlora keep theirs in 16.
-        return StateBytes(weights=4, gradients=4, states=8) if row["source"] == "qwen_finetune" else StateBytes(weights=2, gradients=2, states=4)
+        return (
+            StateBytes(weights=4, gradients=4, states=8)
+            if row["source"] == "qwen_finetune"
+            else StateBytes(weights=2, gradients=2, states=4)
+        )
     weights, gradients, states = (float(part) for part in (row["state_bytes"] or _MASTER).split(","))
     if "8bit" in row["optimizer"]:
         states = 2.03
@@ -173,4 +190,277 @@ def _method(row: dict[str, str]) -> Method:
 
 @cache
 def _cluster(device: str, gpus: int) -> Cluster:
-    return parse_cluster(f"{gpus}x {_DEVICES.get(device, device)}" if gpus > 1 else _DEVICES.get(device, device) or "h100-sxm")
+    return parse_cluster(
+        f"{gpus}x {_DEVICES.get(device, device)}" if gpus > 1 else _DEVICES.get(device, device) or "h100-sxm"
+    )
+
+
+# What the verb says of a run, and what was measured.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A run with the answers to it; a figure that was not measured has none."""
+
+    trained: TrainedRun
+    memory: RankMemory
+    tokens_per_s_gpu: float
+    low: float
+    high: float
+
+    @property
+    def predicted_bytes(self) -> float:
+        """By the counter of the record: tensors that are active, or with what the allocator reserves beyond them."""
+        is_active = "active" in self.trained.counter or "allocated" in self.trained.counter
+        return self.memory.needed if is_active else self.memory.needed + self.memory.reserved_allowance
+
+    @property
+    def memory_ratio(self) -> float:
+        """Predicted over measured."""
+        assert self.trained.peak_bytes is not None
+        return self.predicted_bytes / self.trained.peak_bytes
+
+    @property
+    def speed_ratio(self) -> float:
+        """Predicted over measured."""
+        assert self.trained.tokens_per_s_gpu is not None
+        return self.tokens_per_s_gpu / self.trained.tokens_per_s_gpu
+
+
+def judged(trained: TrainedRun) -> Judged:
+    """Memory and time by the functions that the verb asks."""
+    shape, run = trained.shape, trained.run
+    if not run.compiled:
+        run = replace(run, traced=traced_layer(source_of(trained.model), run.method, shape.linear_names))
+    time = step_time(shape, run, clock_of(run.cluster))
+    rate = run.step_tokens / run.plan.gpus
+    return Judged(
+        trained=trained,
+        memory=rank_memory(shape, run),
+        tokens_per_s_gpu=rate / time.seconds,
+        low=rate / time.band.high,
+        high=rate / time.band.low,
+    )
+
+
+def closed_form_bytes(shape: ModelShape, run: TrainingRun) -> float:
+    """What a careful user writes down: states, a layer of its own architecture, logits and gathered layers."""
+    tokens = run.rank_tokens / run.plan.tp
+    layers = max(1, shape.layers)
+    heads = sum(
+        a.layers * 2 * (a.heads * a.v_width + shape.blocks.key_heads(a) * a.qk_width) for a in shape.blocks.attentions
+    )
+    rows = sum(m.depth * m.layers for m in shape.layer_matmuls if m.part is DecoderPart.MLP and m.split is Split.ROWS)
+    rows += sum(block.layers * block.chosen * block.inner for block in shape.blocks.experts)
+    width = 4 * shape.hidden + (heads + (3 if run.compiled else 4) * rows) / layers
+    layer = tokens * (2 * width + (0 if run.compiled else 8 * shape.hidden))
+    kept = {"none": layers * layer, "full": tokens * 2 * shape.hidden * layers + layer}
+    saved = kept.get(run.recompute, layers * (layer + tokens * 2 * shape.hidden) / 2)
+    logits = tokens * shape.vocabulary * {"whole": 10.0, "chunked": 1.25}.get(run.loss, 0.0)
+    static = rank_memory(shape, replace(run, sequence=1, micro_batch=1)).by_kind
+    weights, gradients, states = (static[kind] for kind in (Kind.WEIGHTS, Kind.GRADIENTS, Kind.STATES))
+    per = 0.53 if run.method.kind == "qlora" else 2
+    gathered = 0.0
+    if run.plan.shard is Shard.WEIGHTS and run.plan.shard_ranks > 1:
+        block = (shape.layer_parameters + shape.expert_parameters) / layers
+        own = 0 if run.method.has_adapters else 2 * block
+        gathered = (2 * block * per + own + 4 * shape.embedding_parameters) / run.plan.tp
+    held = gradients if run.micro_batches > 1 else 0.0
+    return max(weights + states + saved + logits + held, weights + gradients + states) + gathered
+
+
+def errors(ratios: Iterable[float]) -> dict[str, Any]:
+    """Of predicted over measured: count, median and 90 % of the distance from 1, and the median itself."""
+    values = list(ratios)
+    off = sorted(abs(ratio - 1) for ratio in values)
+    if not off:
+        return {"n": 0, "median": None, "p90": None, "bias": None}
+    return {
+        "n": len(off),
+        "median": median(off),
+        "p90": off[min(len(off) - 1, math.floor(0.9 * len(off)))],
+        "bias": median(values) - 1,
+    }
+
+
+def memory_rows(runs: list[Judged]) -> dict[str, Any]:
+    """By source and counter, with the closed form on the same rows."""
+    groups: dict[str, list[Judged]] = defaultdict(list)
+    for run in runs:
+        if run.trained.judges_memory:
+            counter = (
+                "active"
+                if "active" in run.trained.counter
+                else "reserved"
+                if "reserved" in run.trained.counter
+                else "unnamed"
+            )
+            groups[f"{run.trained.source}, {run.trained.run.method.kind}, {counter} counter"].append(run)
+            groups["all"].append(run)
+    return {
+        name: {**errors(run.memory_ratio for run in group), "closed": errors(_closed(group))}
+        for name, group in sorted(groups.items())
+    }
+
+
+def _closed(group: list[Judged]) -> Iterable[float]:
+    for run in group:
+        assert run.trained.peak_bytes is not None
+        yield closed_form_bytes(run.trained.shape, run.trained.run) / run.trained.peak_bytes
+
+
+def speed_rows(runs: list[Judged]) -> dict[str, Any]:
+    """By source, and dense models apart from mixtures of experts."""
+    groups: dict[str, list[Judged]] = defaultdict(list)
+    for run in runs:
+        if run.trained.judges_speed:
+            kind = "mixture of experts" if run.trained.shape.blocks.experts else "dense"
+            groups[f"{run.trained.source}, {kind}"].append(run)
+            groups[f"all, {kind}"].append(run)
+    return {
+        name: {
+            **errors(run.speed_ratio for run in group),
+            "held": sum(run.low <= (run.trained.tokens_per_s_gpu or 0.0) <= run.high for run in group) / len(group),
+        }
+        for name, group in sorted(groups.items())
+    }
+
+
+def bound_rows(runs: list[Judged]) -> dict[str, Any]:
+    """Necessary FLOPs at the measured rate over the peak; above 1 there is a fault in one of them."""
+    reached = [
+        (
+            necessary_flops(run.trained.shape, run.trained.run) * run.trained.tokens_per_s_gpu / _peak(run.trained.run),
+            run.trained.id,
+        )
+        for run in runs
+        if run.trained.tokens_per_s_gpu
+    ]
+    return {
+        "n": len(reached),
+        "above": sum(part > 1 for part, _ in reached),
+        "highest": max(reached, default=(0.0, 0))[0],
+    }
+
+
+def _peak(run: TrainingRun) -> int:
+    return fastest_peak(COMPUTE[run.precision], run.cluster.device)
+
+
+# How each source counts the FLOPs behind its TFLOP/s.
+_CONVENTIONS: Mapping[str, str] = {"llm_foundry": SIX_N_WHOLE, "megatron_bridge": NECESSARY, "automodel": NECESSARY}
+
+
+def flops_rows(runs: list[Judged]) -> dict[str, Any]:
+    """Published TFLOP/s against tokens/s times the FLOPs of the source's own convention."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        trained = run.trained
+        if trained.source not in _CONVENTIONS or not trained.tflops_gpu or not trained.tokens_per_s_gpu:
+            continue
+        name = TWO_THIRDS if trained.run.method.has_adapters else _CONVENTIONS[trained.source]
+        each = conventions(trained.shape, trained.run)[name].flops_per_token
+        groups[f"{trained.source}, {trained.model}: {name}"].append(
+            each * trained.tokens_per_s_gpu / trained.tflops_gpu / 1e12
+        )
+    return {name: errors(ratios) for name, ratios in sorted(groups.items())}
+
+
+def out_of_memory_rows(runs: list[Judged]) -> list[dict[str, Any]]:
+    """Runs that did not fit, and what the verb says of them."""
+    return [
+        {
+            "model": run.trained.model,
+            "device": str(run.trained.run.cluster),
+            "method": str(run.trained.run.method),
+            "taken": run.memory.taken / GIB,
+            "memory": run.trained.run.cluster.device.memory_bytes / GIB,
+        }
+        for run in runs
+        if run.trained.is_out_of_memory
+    ]
+
+
+def data_of(runs: list[Judged]) -> dict[str, Any]:
+    """All figures of one set of sources."""
+    return {
+        "memory": memory_rows(runs),
+        "speed": speed_rows(runs),
+        "bound": bound_rows(runs),
+        "flops": flops_rows(runs),
+        "out of memory": out_of_memory_rows(runs),
+    }
+
+
+def judged_runs(sources: tuple[str, ...], chosen: Callable[[TrainedRun], bool]) -> list[Judged]:
+    """Every run of the sources that the verb can price."""
+    return [judged(run) for run in read_runs(sources) if chosen(run)]
+
+
+def is_judging(run: TrainedRun) -> bool:
+    """Of Bridge the newest releases alone."""
+    return run.source != "megatron_bridge" or run.release >= FIRST_RELEASE
+
+
+_OFF = "off by: median / p90"
+
+
+def sections(data: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Name of a section -> its text."""
+    return {name: text for part, figures in data.items() for name, text in _sections(part, figures).items()}
+
+
+def _sections(part: str, data: dict[str, Any]) -> dict[str, str]:
+    speed = table(
+        ("tokens/s", "records", _OFF, "bias", "in the band"),
+        ((name, row["n"], _off(row), signed(row["bias"]), share(row["held"])) for name, row in data["speed"].items()),
+    )
+    memory = table(
+        ("peak memory", "records", _OFF, "bias", f"closed form, {_OFF}"),
+        ((name, row["n"], _off(row), signed(row["bias"]), _off(row["closed"])) for name, row in data["memory"].items()),
+    )
+    flops = table(
+        ("published TFLOP/s", "records", _OFF),
+        ((name, row["n"], _off(row)) for name, row in data["flops"].items()),
+    )
+    bound = data["bound"]
+    said = f"Of {bound['n']} measured rates {bound['above']} are above the bound of necessary FLOPs at the peak. The highest is at {share(bound['highest'])} of it."
+    rows = data["out of memory"]
+    full = table(
+        ("ran out of memory", "method", "on", "predicted", "memory", "predicted not to fit"),
+        (
+            (
+                r["model"],
+                r["method"],
+                r["device"],
+                f"{r['taken']:.1f} GiB",
+                f"{r['memory']:.1f} GiB",
+                "yes" if r["taken"] > r["memory"] else "no",
+            )
+            for r in rows
+        ),
+    )
+    return {
+        f"{part}-speed": speed,
+        f"{part}-memory": memory,
+        f"{part}-flops": f"{flops}\n\n{said}",
+        **({f"{part}-out-of-memory": full} if rows else {}),
+    }
+
+
+def _off(row: Mapping[str, Any]) -> str:
+    return f"{share(row['median'])} / {share(row['p90'])}"
+
+
+def main() -> None:
+    flags = {"docs": "write the page and its data file", "judge": "open the judging sources too"}
+    options = parser(__doc__, **flags).parse_args()
+    logging.disable(logging.WARNING)
+    data = {"development": data_of(judged_runs(DEVELOPMENT, lambda run: True))}
+    if options.judge:
+        data["judging"] = data_of(judged_runs(JUDGING, is_judging))
+    show_sections("evidence/training-records", sections(data), is_written=options.docs, data=data)
+
+
+if __name__ == "__main__":
+    main()

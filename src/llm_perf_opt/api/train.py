@@ -140,6 +140,7 @@ def train(
         micro_batch=micro_batch or 1,
         sequences=global_batch or SEQUENCES_PER_GPU * cluster.count,
         recompute=recompute or "none",
+        optimizer=optimizer,
         precision=precision,
         loss=loss,
         compiled=compiled,
@@ -258,7 +259,10 @@ def _price(device: str, prices: Mapping[str, float] | None) -> tuple[float | Non
     listed = shipped_prices().get(device)
     if listed is None:
         return None, ""
-    return listed.per_hour, f"${listed.per_hour:g} per GPU hour is the list price of {listed.provider} on {listed.as_of}"
+    return (
+        listed.per_hour,
+        f"${listed.per_hour:g} per GPU hour is the list price of {listed.provider} on {listed.as_of}",
+    )
 
 
 def _notes(shape: ModelShape, run: TrainingRun, origin: str) -> list[Note]:
@@ -278,14 +282,18 @@ def _notes(shape: ModelShape, run: TrainingRun, origin: str) -> list[Note]:
         )
     if shape.blocks.states is not None:
         notes.append(
-            Note("Layers with a recurrent state are priced by their matmuls alone: their scan is missing.", Level.WARNING)
+            Note(
+                "Layers with a recurrent state are priced by their matmuls alone: their scan is missing.", Level.WARNING
+            )
         )
     return notes
 
 
 def _origin_note(run: TrainingRun) -> Note:
     if run.traced is not None:
-        return Note("What a layer saves for its backward is counted in a weightless step of the model's own eager code.")
+        return Note(
+            "What a layer saves for its backward is counted in a weightless step of the model's own eager code."
+        )
     why = "compiled code saves less than eager code" if run.compiled else "no step of this model could be traced"
     return Note(f"What a layer saves for its backward follows rules for its ops: {why}.")
 
@@ -303,5 +311,3 @@ def _clock(cluster: str) -> StepClock:
 def clock_of(cluster: Cluster) -> StepClock:
     """One for each cluster, so that a kernel is priced once."""
     return _clock(str(cluster))
-
-

@@ -39,7 +39,9 @@ class TrainingOptions(OptionRecord):
 
     taken_by: ClassVar[str] = "A training run"
 
-    method: str = option("full", metavar="METHOD", help="full, or lora:RANK, qlora:RANK: adapters on all linear layers.")
+    method: str = option(
+        "full", metavar="METHOD", help="full, or lora:RANK, qlora:RANK: adapters on all linear layers."
+    )
     seq: int = option(4096, at_least=1, metavar="TOKENS", help="Tokens of a sequence.")
     micro_batch: int | None = option(
         None, at_least=1, help="Sequences of a GPU's forward. Default: the fastest that fits."
@@ -53,9 +55,7 @@ class TrainingOptions(OptionRecord):
     optimizer: str = option("adamw", help="adamw, adamw8bit, paged-adamw8bit, adafactor, lion, sgd, sgd-momentum.")
     tokens: float | None = option(None, metavar="TOKENS", help="Tokens of the whole training: 1e9.")
     price: str | None = option(None, metavar="GPU=PRICE,...", help="Price of a GPU hour: h100-sxm=2.5. Default: list.")
-    global_batch: int | None = option(
-        None, at_least=1, help="Sequences of an optimizer step. Default: 8 for each GPU."
-    )
+    global_batch: int | None = option(None, at_least=1, help="Sequences of an optimizer step. Default: 8 for each GPU.")
     states: str | None = option(
         None,
         metavar="KIND",
@@ -110,7 +110,9 @@ def train(
     if write is not None:
         if not answer.fits:
             raise UsageError(
-                "There is nothing to start.", why="the run does not fit", fix=f"add {' '.join(answer.changes) or 'GPUs'}"
+                "There is nothing to start.",
+                why="the run does not fit",
+                fix=f"add {' '.join(answer.changes) or 'GPUs'}",
             )
         for path in answer.save_trainer(write, training.trainer, force=force):
             say(f"Wrote {path}")

@@ -57,12 +57,8 @@ def conventions(shape: ModelShape, run: TrainingRun) -> Mapping[str, Convention]
         Convention(
             name=SIX_N_WHOLE, flops_per_token=6 * active + 3 * whole, meaning="every pair of tokens, masked ones too"
         ),
-        Convention(
-            name=SIX_W_WHOLE, flops_per_token=6 * weights + 3 * whole, meaning="the same without the embedding"
-        ),
-        Convention(
-            name=NECESSARY, flops_per_token=6 * weights + 3 * causal, meaning="visible pairs alone; no look-up"
-        ),
+        Convention(name=SIX_W_WHOLE, flops_per_token=6 * weights + 3 * whole, meaning="the same without the embedding"),
+        Convention(name=NECESSARY, flops_per_token=6 * weights + 3 * causal, meaning="visible pairs alone; no look-up"),
         Convention(
             name=HARDWARE, flops_per_token=hardware_flops(shape, run), meaning="what the GPU runs: nothing is left out"
         ),

@@ -162,9 +162,7 @@ def _grouped_shape(kind: OpKind) -> tuple[int, int, int]:
 def _attention_group(kind: OpKind, cost: OpCost, family: str, count: int) -> AttentionGroup:
     is_backward = _BACKWARD_NAME in kind.name
     first = int(is_backward)  # the gradient of the result comes first
-    query, key, value = (
-        operand(kind, first + place, name) for place, name in enumerate(("query", "key", "value"))
-    )
+    query, key, value = (operand(kind, first + place, name) for place, name in enumerate(("query", "key", "value")))
     is_causal = bool(kind.arguments.get("is_causal"))
     queries = query.shape[-2]
     return AttentionGroup(

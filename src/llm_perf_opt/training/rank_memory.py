@@ -173,7 +173,11 @@ def linear_layers(shape: ModelShape, matmul: EngineMatmul) -> int:
 def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[Kind, float]:
     """Weights, gradients and states, shared out as the plan says."""
     plan, states = run.plan, run.states
-    shares = plan.shard is Shard.WEIGHTS, plan.shard in (Shard.WEIGHTS, Shard.GRADIENTS), plan.shard is not Shard.NOTHING
+    shares = (
+        plan.shard is Shard.WEIGHTS,
+        plan.shard in (Shard.WEIGHTS, Shard.GRADIENTS),
+        plan.shard is not Shard.NOTHING,
+    )
 
     def shared(dense: float, experts: float, is_shared: bool) -> float:
         if not is_shared:
@@ -185,7 +189,9 @@ def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[
     trained, trained_experts, frozen = _trained(run, numbers)
     factor = shape.factored_numbers / shape.parameters if states.factored else 1.0
     return {
-        Kind.WEIGHTS: shared(trained * states.weights + frozen[0], trained_experts * states.weights + frozen[1], shares[0]),
+        Kind.WEIGHTS: shared(
+            trained * states.weights + frozen[0], trained_experts * states.weights + frozen[1], shares[0]
+        ),
         Kind.GRADIENTS: shared(trained, trained_experts, shares[1]) * states.gradients,
         Kind.STATES: shared(trained, trained_experts, shares[2]) * states.states * factor,
     }

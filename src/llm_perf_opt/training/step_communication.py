@@ -68,7 +68,13 @@ def step_collectives(shape: ModelShape, run: TrainingRun, numbers: StageNumbers)
     if plan.pp > 1:
         each = round(wide / plan.tp)
         yield _of(
-            "activations between stages", "pp", CollectiveKind.SEND, each, axis_group(plan, "pp"), 2 * micro * plan.chunks, "layers"
+            "activations between stages",
+            "pp",
+            CollectiveKind.SEND,
+            each,
+            axis_group(plan, "pp"),
+            2 * micro * plan.chunks,
+            "layers",
         )
 
 
@@ -93,13 +99,19 @@ def _data_parallel(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -
         if plan.shard is Shard.WEIGHTS:
             each = round(stored / layers * (_QLORA_BYTES if run.method.kind == QLORA else _TWO))
             times = 2 if run.is_resharded else 1
-            yield _of(f"weights{name}", "data", CollectiveKind.ALL_GATHER, each, group, layers * times * micro, "layers")
+            yield _of(
+                f"weights{name}", "data", CollectiveKind.ALL_GATHER, each, group, layers * times * micro, "layers"
+            )
             if reduced:
                 each = round(reduced / layers * _TWO)
-                yield _of(f"gradients{name}", "data", CollectiveKind.REDUCE_SCATTER, each, group, layers * micro, "layers")
+                yield _of(
+                    f"gradients{name}", "data", CollectiveKind.REDUCE_SCATTER, each, group, layers * micro, "layers"
+                )
             yield from _copies(run, reduced / layers, layers)
             continue
-        each = round(reduced / layers * (_FOUR if run.states.gradients == _FOUR and plan.shard is not Shard.NOTHING else _TWO))
+        each = round(
+            reduced / layers * (_FOUR if run.states.gradients == _FOUR and plan.shard is not Shard.NOTHING else _TWO)
+        )
         if plan.shard is Shard.NOTHING:
             yield _of(f"gradients{name}", "data", CollectiveKind.ALL_REDUCE, each, group, layers, "backward")
             continue
@@ -117,7 +129,13 @@ def _copies(run: TrainingRun, numbers: float, layers: float) -> Iterator[StepCol
 
 
 def _of(
-    what: str, axis: str, kind: CollectiveKind, payload: int, group: GroupRanks, count: float, hidden_by: str = "nothing"
+    what: str,
+    axis: str,
+    kind: CollectiveKind,
+    payload: int,
+    group: GroupRanks,
+    count: float,
+    hidden_by: str = "nothing",
 ) -> StepCollective:
     collective = Collective(kind=kind, payload_bytes=max(1, payload), group=group, axis=axis)
     return StepCollective(what=what, axis=axis, collective=collective, count=count, hidden_by=hidden_by)

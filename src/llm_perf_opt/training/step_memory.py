@@ -43,9 +43,7 @@ def memory_of(step: RecordedStep) -> StepMemory:
     storages = _storages_of(step.graph)
     kinds = tuple(_kinds(step, storages))
     changes = {kind: array("q", bytes(8 * (step.op_count + 1))) for kind in MemoryKind}
-    for kind, size_bytes, born, freed in zip(
-        kinds, storages.bytes, storages.born_op, storages.freed_op, strict=True
-    ):
+    for kind, size_bytes, born, freed in zip(kinds, storages.bytes, storages.born_op, storages.freed_op, strict=True):
         changes[kind][born] += size_bytes
         changes[kind][freed] -= size_bytes
     by_kind = {kind: array("q", accumulate(column))[: step.op_count] for kind, column in changes.items()}
@@ -55,9 +53,7 @@ def memory_of(step: RecordedStep) -> StepMemory:
 
 def _kinds(step: RecordedStep, storages: StorageColumns) -> Iterator[MemoryKind]:
     saved = SavedActivations(step)
-    for row, (origin, born, freed) in enumerate(
-        zip(storages.origin, storages.born_op, storages.freed_op, strict=True)
-    ):
+    for row, (origin, born, freed) in enumerate(zip(storages.origin, storages.born_op, storages.freed_op, strict=True)):
         if origin in _WEIGHTS:
             yield MemoryKind.WEIGHTS
         elif row in step.gradients:
@@ -127,7 +123,11 @@ def tensors_alive(memory: StepMemory, op: int) -> tuple[TensorAlive, ...]:
     graph = memory.step.graph
     storages = _storages_of(graph)
     named = {
-        parameter.storage: (path_pattern(parameter.name), path_pattern(parameter.name.rpartition(".")[0]), parameter.meta)
+        parameter.storage: (
+            path_pattern(parameter.name),
+            path_pattern(parameter.name.rpartition(".")[0]),
+            parameter.meta,
+        )
         for parameter in graph.parameters
         if parameter.storage >= 0
     }

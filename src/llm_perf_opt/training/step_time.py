@@ -241,6 +241,10 @@ def _exposed(alone: Band, hides: Band, collective: StepCollective) -> Band:
     expected = max(0.0, (alone.expected or alone.middle) - (hides.expected or 0.0))
     first = (alone.expected or alone.middle) / max(1.0, collective.count)
     low = max(0.0, alone.low - (hides.high if hides.high else alone.low))
-    high = alone.high if not hides.high else max(0.0, alone.high - 0.5 * hides.low) + alone.high / max(1.0, collective.count)
+    high = (
+        alone.high
+        if not hides.high
+        else max(0.0, alone.high - 0.5 * hides.low) + alone.high / max(1.0, collective.count)
+    )
     middle = min(expected + (first if hides.high else 0.0), max(low, high))
     return Band(low, max(low, high), max(low, middle))

@@ -117,7 +117,9 @@ def _bill(trained: Trained) -> str:
     low, expected, high = _rates(trained.best)
     if trained.tokens is None:
         cost = _hour_cost(trained)
-        per = "" if cost is None else f", ${three_digits(cost / expected / 3600 * 1e9)} at ${three_digits(cost)} per hour"
+        per = (
+            "" if cost is None else f", ${three_digits(cost / expected / 3600 * 1e9)} at ${three_digits(cost)} per hour"
+        )
         return f"A billion tokens take {_hours(1e9 / expected)}{per}. --tokens says how many there are."
     hours = [trained.tokens / rate for rate in (high, expected, low)]
     text = f"{three_digits(trained.tokens)} tokens take {_hours(hours[1])} ({_hours(hours[0])} to {_hours(hours[2])})"
@@ -284,5 +286,3 @@ def _notes(best: Candidate) -> Iterator[Note]:
     if best.run.micro_batches > 1:
         batches = counted(best.run.micro_batches, "micro batch", "micro batches")
         yield Note(f"A step has {best.run.step_tokens // best.run.sequence:,} sequences: {batches} per GPU.")
-
-

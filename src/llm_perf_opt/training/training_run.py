@@ -219,6 +219,7 @@ class TrainingRun:
     micro_batch: int
     sequences: int
     recompute: str = "none"
+    optimizer: str = "adamw"
     precision: str = "bf16"
     loss: str = "whole"
     compiled: bool = False
