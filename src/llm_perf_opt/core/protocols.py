@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.export_outcome import ExportOptions, PartOutcome
     from llm_perf_opt.core.graph_view import GraphView
     from llm_perf_opt.core.hardware.calibration import Calibration
-    from llm_perf_opt.core.report import Report
     from llm_perf_opt.core.recorded_step import RecordedStep
+    from llm_perf_opt.core.report import Report
     from llm_perf_opt.core.source_figures import SourceFigures
     from llm_perf_opt.core.training_setup import TrainingSetup
 

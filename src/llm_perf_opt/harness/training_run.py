@@ -129,6 +129,7 @@ class StepBuilder(CallGraphBuilder):
         self._note(self._chain())
 
     def op(self, kind: OpKind, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """An op ran; within a backward it is put into the calls of its module first."""
         if self._backwards:
             self._place(is_view=bool(outputs) and not kind.mutates and min(kind.output_aliases) >= 0)
         super().op(kind, inputs, outputs)
@@ -169,7 +170,7 @@ class StepBuilder(CallGraphBuilder):
 
     def _find_owner(self) -> None:
         """Open the calls of the module whose forward made the node that runs; between nodes nothing changes."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if node is None:
             return
         if (weight := getattr(node, "variable", None)) is not None:  # it adds up the gradient of a weight
@@ -212,9 +213,7 @@ def record_step(target: Target, engine: Engine) -> RecordedStep:
     )
 
 
-def _recorded(
-    target: Target, engine: Engine, model: torch.nn.Module
-) -> tuple[StepBuilder, _Purposes, RuntimeFacts]:
+def _recorded(target: Target, engine: Engine, model: torch.nn.Module) -> tuple[StepBuilder, _Purposes, RuntimeFacts]:
     builder = StepBuilder()
     given = target.start(model)
     memory = _Purposes(model)
@@ -260,9 +259,7 @@ def _states(optimizer: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _watched(
-    builder: StepBuilder, recorder: OpRecorder, memory: _Purposes, model: torch.nn.Module
-) -> Iterator[None]:
+def _watched(builder: StepBuilder, recorder: OpRecorder, memory: _Purposes, model: torch.nn.Module) -> Iterator[None]:
     """While open, calls, backwards and optimizer steps are told to the builder."""
 
     def before(path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> None:

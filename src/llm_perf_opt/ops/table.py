@@ -26,6 +26,7 @@ from llm_perf_opt.ops import (
     paged_attention,
     recurrent,
     spectral,
+    tensor_lists,
     vector,
 )
 from llm_perf_opt.ops.cost import FREE, OpCost, bytes_in_and_out, packet_of
@@ -41,7 +42,7 @@ from llm_perf_opt.ops.op import (
     vector_kernel,
 )
 
-CLASSES: Mapping[str, Op] = {**memory.CLASSES, **vector.CLASSES}
+CLASSES: Mapping[str, Op] = {**memory.CLASSES, **vector.CLASSES, **tensor_lists.CLASSES}
 _WITH_COPIES = frozenset({"aten.matmul"})  # operands with batch dimensions of no single stride are copied first
 _FAMILIES = (
     matmuls,
@@ -53,6 +54,7 @@ _FAMILIES = (
     linear_algebra,
     vector,
     memory,
+    tensor_lists,
     collectives,
     paged_attention,
     engine_layers,

@@ -12,7 +12,7 @@ from functools import partial
 
 from llm_perf_opt.core.callgraph.records import OpKind
 from llm_perf_opt.ops.attention import SOFTMAX_STEPS
-from llm_perf_opt.ops.cost import Formula, OpCost, bytes_in_and_out, elements, elements_of, operand
+from llm_perf_opt.ops.cost import Formula, OpCost, bytes_in_and_out, elements, operand
 from llm_perf_opt.ops.op import (
     AccessPattern,
     CalibratedFormula,
@@ -40,11 +40,6 @@ def pointwise(steps: int) -> Formula:
         return OpCost(vector_flops=steps * worked, bytes_moved=bytes_in_and_out(kind))
 
     return price
-
-
-def pointwise_list(kind: OpKind) -> OpCost:
-    """One elementwise op on each tensor of a list."""
-    return OpCost(vector_flops=elements_of(kind.outputs or kind.inputs), bytes_moved=bytes_in_and_out(kind))
 
 
 def reduction(steps: int) -> Formula:
@@ -102,6 +97,15 @@ def resampling(taps: int) -> Formula:
 
     def price(kind: OpKind) -> OpCost:
         return OpCost(vector_flops=2 * taps * elements(kind.outputs[0]), bytes_moved=bytes_in_and_out(kind))
+
+    return price
+
+
+def resampling_backward(taps: int) -> Formula:
+    """The gradient of every output value is spread over this many neighbours."""
+
+    def price(kind: OpKind) -> OpCost:
+        return OpCost(vector_flops=2 * taps * elements(kind.inputs[0]), bytes_moved=bytes_in_and_out(kind))
 
     return price
 
@@ -206,7 +210,6 @@ _resampling = partial(Op, calibrated=resampling_work)
 
 CLASSES = {
     "pointwise": Op(price=pointwise(1)),  # work on every output element: arithmetic, activations, norms, softmax
-    "pointwise_list": Op(price=pointwise_list),  # the same on a list of tensors
     "reduction": Op(price=reduction(1)),  # work on every input element: sums, scans, losses
     "sort": Op(price=sort),
 }
@@ -277,6 +280,11 @@ OPS = registered(
         "_grid_sampler_2d_cpu_fallback cudnn_grid_sampler": Op(price=resampling(4)),
         "upsample_trilinear3d grid_sampler_3d": Op(price=resampling(8)),
         "_upsample_lanczos2d_aa": Op(price=resampling(36)),
+        "upsample_linear1d_backward": Op(price=resampling_backward(2)),
+        "upsample_bilinear2d_backward _upsample_bilinear2d_aa_backward": Op(price=resampling_backward(4)),
+        "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward": Op(price=resampling_backward(16)),
+        "grid_sampler_2d_backward": Op(price=resampling_backward(8)),  # of the picture and of the grid
+        "_weight_norm_interface_backward": Op(price=pointwise(8)),
         "ctc_loss _ctc_loss": Op(price=alignment_loss),
     }
 )

@@ -131,7 +131,7 @@ def _bytes_of_living(storages: StorageColumns, before: array[int]) -> array[int]
         "q",
         (
             size_bytes
-            if before[freed] > before[born] or before[freed] == before[-1] and before[born] < before[-1]
+            if before[freed] > before[born] or (before[freed] == before[-1] and before[born] < before[-1])
             else 0
             for size_bytes, born, freed in zip(storages.bytes, storages.born_op, storages.freed_op, strict=True)
         ),

@@ -142,8 +142,10 @@ class TrainingStep:
 
     `parameters` counts numbers, tied weights once. `active_parameters` are those that one token meets: of the routed
     experts only as many as are chosen. Bytes are as allocated. `layer_saved_bytes` is what each decoder layer keeps
-    from its forward to its backward. With recomputation `layer_recomputed_bytes` is what comes back in addition for the
-    one layer that a backward runs again. `layer_input_bytes` is the tensor that a layer takes. `peak_by_phase` is the most that was alive in each phase.
+    from its forward to its backward; with recomputation, `layer_recomputed_bytes` is what comes back in addition for
+    the one layer that a backward runs again. `layer_input_bytes` is the tensor that a layer takes. All three are 0 for
+    a model without layers. `peak_by_phase` is the most that was alive in each phase. The optimizer's states are there from the
+    beginning, as in every step but the first.
     """
 
     model: str

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.callgraph import CallGraph
-from llm_perf_opt.core.callgraph.queries import calls_of, call_tensors, path_pattern
+from llm_perf_opt.core.callgraph.queries import call_tensors, calls_of, path_pattern
 from llm_perf_opt.core.callgraph.records import Parameter
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import layer_experts
 from llm_perf_opt.core.protocols import TrainsOneStep
 from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, RecordedStep
-from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.core.training_setup import TrainingSetup

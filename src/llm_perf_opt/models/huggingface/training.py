@@ -75,7 +75,7 @@ _KEPT_BY_SELECTIVE = (
 
 
 def make_optimizer(model: torch.nn.Module, name: str) -> Any:
-    """torch's own optimizer over what is trained."""
+    """Torch's own optimizer over what is trained."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     match name:
         case "adamw":

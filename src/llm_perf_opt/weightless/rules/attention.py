@@ -85,12 +85,15 @@ def attention_kernel(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_cuda:
 def grouped_mm(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """[tokens, k] x [experts, k, n] -> [tokens, n]: each token meets the matrix of its own expert.
 
+    [k, tokens] x [tokens, n] -> [experts, k, n] is the gradient of the weights: each expert sums over its own tokens.
     Which experts have tokens is in the offsets, which are integers and hence real; how many have any is recorded.
     """
     left, right, offsets = args[0], args[1], argument(args, kwargs, 2, "offs", None)
-    if left.ndim != 2 or right.ndim != 3:
+    if left.ndim != 2 or right.ndim not in (2, 3) or offsets is None:
         return NotImplemented
-    output = new_ghost(contiguous_spec((left.shape[0], right.shape[2]), kwargs.get("out_dtype") or left.dtype))
+    groups = (offsets.shape[0],) if right.ndim == 2 else ()
+    shape = (*groups, left.shape[0], right.shape[-1])
+    output = new_ghost(contiguous_spec(shape, kwargs.get("out_dtype") or left.dtype))
     if engine.recorder is not None:
         engine.recorder.observe(func, args, kwargs, output, facts=_groups_used(offsets))
     return Done(output)
