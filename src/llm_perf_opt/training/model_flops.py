@@ -52,7 +52,7 @@ def conventions(shape: ModelShape, run: TrainingRun) -> Mapping[str, Convention]
     """Every convention for this run, by name."""
     active, weights = shape.active_parameters, shape.matmul_parameters
     whole, causal = (_attention(shape, run.sequence, is_causal=is_causal) for is_causal in (False, True))
-    rows = (
+    rows = [
         Convention(name=SIX_N, flops_per_token=6.0 * active, meaning="all active parameters, no attention"),
         Convention(
             name=SIX_N_WHOLE, flops_per_token=6 * active + 3 * whole, meaning="every pair of tokens, masked ones too"
@@ -62,9 +62,9 @@ def conventions(shape: ModelShape, run: TrainingRun) -> Mapping[str, Convention]
         Convention(
             name=HARDWARE, flops_per_token=hardware_flops(shape, run), meaning="what the GPU runs: nothing is left out"
         ),
-    )
+    ]
     if run.method.has_adapters:
-        rows += (
+        rows += [
             Convention(
                 name=FROZEN, flops_per_token=4 * weights + 3 * causal, meaning="frozen weights need no gradient"
             ),
@@ -73,7 +73,7 @@ def conventions(shape: ModelShape, run: TrainingRun) -> Mapping[str, Convention]
                 flops_per_token=(6 * weights + 3 * causal) * 2 / 3,
                 meaning="as printed for adapters: the attention of the backward is left out too",
             ),
-        )
+        ]
     return {row.name: row for row in rows}
 
 

@@ -154,7 +154,7 @@ def _is_tower(graph: CallGraph, parameter: Parameter) -> bool:
     owner = module_of(parameter.name)
     container = ".".join(owner.split(".")[:_CONTAINER_NAMES])
     called = (path for path, calls in graph.call_counts.items() if calls)
-    return not any(path == owner or path == container or path.startswith(f"{container}.") for path in called)
+    return not any(path in (owner, container) or path.startswith(f"{container}.") for path in called)
 
 
 def is_gated(blocks: EngineBlocks) -> bool:

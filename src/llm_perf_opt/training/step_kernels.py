@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from enum import StrEnum
 from llm_perf_opt.costs.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
-from llm_perf_opt.timing.step.engine_blocks import EngineExperts, EngineMatmul
+from llm_perf_opt.timing.step.engine_blocks import EngineExperts
 from llm_perf_opt.training.model_shape import ModelShape, is_gated
 from llm_perf_opt.training.rank_memory import QUANTISED_BYTES, adapter_numbers
 from llm_perf_opt.training.training_run import FULL, QLORA, TrainingRun
@@ -56,9 +56,9 @@ class MicroBatch:
 
 def micro_batch(shape: ModelShape, run: TrainingRun) -> MicroBatch:
     """What one rank runs for one micro batch, as `run.plan` shares it out."""
-    forward: Counter[Kernel] = Counter()
-    backward: Counter[Kernel] = Counter()
-    attention: Counter[Kernel] = Counter()
+    forward: defaultdict[Kernel, float] = defaultdict(float)
+    backward: defaultdict[Kernel, float] = defaultdict(float)
+    attention: defaultdict[Kernel, float] = defaultdict(float)
     share = 1 / run.plan.pp
     for matmul in shape.layer_matmuls:
         rows, columns, depth = round(run.rank_tokens), *matmul.shared_by(run.plan.tp)
@@ -86,14 +86,18 @@ def micro_batch(shape: ModelShape, run: TrainingRun) -> MicroBatch:
 
 
 def _add(
-    forward: Counter[Kernel], backward: Counter[Kernel], run: TrainingRun, size: tuple[int, int, int, int], count: float
+    forward: defaultdict[Kernel, float],
+    backward: defaultdict[Kernel, float],
+    run: TrainingRun,
+    size: tuple[int, int, int, int],
+    count: float,
 ) -> None:
-    """A matmul `[rows, depth] x [depth, columns]`, the gradient of its input, and that of its weight if it is trained."""
+    """A matmul `[rows, depth] x [depth, columns]`, the gradient of its input, and of its weight if that is trained."""
     rows, columns, depth, groups = size
-    forward[matmul_kernel(run.precision, rows, columns, depth, groups)] += count  # type: ignore[assignment]
-    backward[matmul_kernel(run.precision, rows, depth, columns, groups)] += count  # type: ignore[assignment]
+    forward[matmul_kernel(run.precision, rows, columns, depth, groups)] += count
+    backward[matmul_kernel(run.precision, rows, depth, columns, groups)] += count
     if run.method.kind == FULL:
-        backward[matmul_kernel(run.precision, columns, depth, rows, groups)] += count  # type: ignore[assignment]
+        backward[matmul_kernel(run.precision, columns, depth, rows, groups)] += count
 
 
 def matmul_kernel(precision: str, rows: int, columns: int, depth: int, groups: int = 1) -> Kernel:
@@ -168,7 +172,9 @@ def _vector(shape: ModelShape, run: TrainingRun) -> Iterator[tuple[Kernel, float
         yield vector_kernel(tokens * each), block.layers
 
 
-def _add_adapters(forward: Counter[Kernel], backward: Counter[Kernel], shape: ModelShape, run: TrainingRun) -> None:
+def _add_adapters(
+    forward: defaultdict[Kernel, float], backward: defaultdict[Kernel, float], shape: ModelShape, run: TrainingRun
+) -> None:
     """Thin matmuls, priced as what they move: the input of every layer is read again, its result written again."""
     rank, rows = run.method.rank, round(run.rank_tokens)
     if not adapter_numbers(shape, run):
@@ -181,17 +187,19 @@ def _add_adapters(forward: Counter[Kernel], backward: Counter[Kernel], shape: Mo
             matmul_kernel("bf16", rows, columns, rank),
             vector_kernel(3 * _TWO * rows * columns),
         ):
-            forward[kernel] += count  # type: ignore[assignment]
-            backward[kernel] += 2 * count  # type: ignore[assignment]
+            forward[kernel] += count
+            backward[kernel] += 2 * count
 
 
-def _add_dequantised(forward: Counter[Kernel], backward: Counter[Kernel], shape: ModelShape, run: TrainingRun) -> None:
+def _add_dequantised(
+    forward: defaultdict[Kernel, float], backward: defaultdict[Kernel, float], shape: ModelShape, run: TrainingRun
+) -> None:
     """Every 4-bit matrix becomes one of 16 bits before it is multiplied with, forward and backward."""
     for matmul in shape.layer_matmuls:
         columns, depth = matmul.shared_by(run.plan.tp)
         kernel = vector_kernel(columns * depth * (_TWO + QUANTISED_BYTES))
-        forward[kernel] += matmul.layers / run.plan.pp  # type: ignore[assignment]
-        backward[kernel] += matmul.layers / run.plan.pp  # type: ignore[assignment]
+        forward[kernel] += matmul.layers / run.plan.pp
+        backward[kernel] += matmul.layers / run.plan.pp
 
 
 def _head(shape: ModelShape, run: TrainingRun) -> Iterator[tuple[Kernel, float]]:

@@ -1,4 +1,4 @@
-"""The answer of `train`: three lines, memory by kind, the step by phase, communication, MFU by convention, the search."""
+"""The answer of `train`: three lines, memory by kind, the step by phase, communication, MFU, other runs that fit."""
 
 from __future__ import annotations
 

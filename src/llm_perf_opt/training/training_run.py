@@ -55,8 +55,10 @@ def read_method(text: str) -> Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes that a trained number takes: as a weight, as a gradient, and in the optimizer. `factored` states are of
-    rows and columns, and take `states` for each of those."""
+    """Bytes that a trained number takes: as a weight, as a gradient, and in the optimizer.
+
+    `factored` states are of rows and columns, and take `states` for each of those.
+    """
 
     weights: float
     gradients: float
