@@ -108,7 +108,7 @@ def read_runs(sources: tuple[str, ...]) -> list[TrainedRun]:
 
 def _trained(row: dict[str, str]) -> TrainedRun | None:
     needed = ("count", "seq", "micro_batch", "tp", "pp", "precision")
-    if any(not row[name] for name in needed) or row["method"] == "lora+emb" and not row["lora_rank"]:
+    if any(not row[name] for name in needed):
         return None
     try:
         run = training_run(row)
@@ -287,19 +287,23 @@ def memory_rows(runs: list[Judged]) -> dict[str, Any]:
     groups: dict[str, list[Judged]] = defaultdict(list)
     for run in runs:
         if run.trained.judges_memory:
-            counter = (
-                "active"
-                if "active" in run.trained.counter
-                else "reserved"
-                if "reserved" in run.trained.counter
-                else "unnamed"
+            names = (
+                f"{run.trained.source}, {run.trained.run.method.kind}, {_counter(run)}",
+                f"all, {_counter(run)}",
+                "all",
             )
-            groups[f"{run.trained.source}, {run.trained.run.method.kind}, {counter} counter"].append(run)
-            groups["all"].append(run)
+            for name in names:
+                groups[name].append(run)
     return {
         name: {**errors(run.memory_ratio for run in group), "closed": errors(_closed(group))}
         for name, group in sorted(groups.items())
     }
+
+
+def _counter(run: Judged) -> str:
+    return next(
+        (f"{word} counter" for word in ("active", "reserved") if word in run.trained.counter), "unnamed counter"
+    )
 
 
 def _closed(group: list[Judged]) -> Iterable[float]:
@@ -423,7 +427,10 @@ def _sections(part: str, data: dict[str, Any]) -> dict[str, str]:
         ((name, row["n"], _off(row)) for name, row in data["flops"].items()),
     )
     bound = data["bound"]
-    said = f"Of {bound['n']} measured rates {bound['above']} are above the bound of necessary FLOPs at the peak. The highest is at {share(bound['highest'])} of it."
+    said = (
+        f"Of {bound['n']} measured rates {bound['above']} are above the bound of necessary FLOPs at the peak. "
+        f"The highest is at {share(bound['highest'])} of it."
+    )
     rows = data["out of memory"]
     full = table(
         ("ran out of memory", "method", "on", "predicted", "memory", "predicted not to fit"),

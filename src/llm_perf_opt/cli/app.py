@@ -93,7 +93,8 @@ def _headings(options: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str,
     yield "Limits of this run", [record for name, record in options if name in limits]
 
 
-_WITH_TABLES = ("trace", "report", "serve", "train", "sweep", "study", "compare")  # verbs that may read times from tables
+# Verbs that may read times from tables.
+_WITH_TABLES = ("trace", "report", "serve", "train", "sweep", "study", "compare")
 
 
 def _tables_option() -> Any:
