@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.trace import Trace
     from llm_perf_opt.api.trace_function import TraceFunction
     from llm_perf_opt.api.tracing import cost, load, load_function, sweep, trace
+    from llm_perf_opt.api.train import TrainAnswer, train
     from llm_perf_opt.api.what_if import AttentionAnswer
     from llm_perf_opt.api.whole_report import WholeReport
     from llm_perf_opt.core.hardware import device_template
@@ -66,6 +67,7 @@ __all__ = [
     "ask",
     "study_page",
     "serve",
+    "train",
     "capacity",
     "export",
     "profile",
@@ -84,6 +86,7 @@ __all__ = [
     "CostAnswer",
     "PagesAnswer",
     "SweepAnswer",
+    "TrainAnswer",
     "MemoryAnswer",
     "PredictionAnswer",
     "RanksAnswer",
@@ -129,6 +132,8 @@ _HOMES = {
     "PagesAnswer": "api.pages",
     "sweep": "api.tracing",
     "SweepAnswer": "api.sweep",
+    "train": "api.train",
+    "TrainAnswer": "api.train",
     "study": "api.study",
     "StudyAnswer": "api.study",
     "ask": "api.ask",

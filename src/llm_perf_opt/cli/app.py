@@ -31,6 +31,7 @@ VERBS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Choose hardware": {
         "serve": ("serve_command:serve", "Find the GPU, how many, and the plan: fit, speed and price."),
+        "train": ("train_command:train", "Say whether a training run fits, how fast it is, and what it costs."),
         "sweep": ("sweep_command:sweep", "Show how cost changes with users and input, or from page to page."),
         "study": ("study_command:study", "Compute thousands of points: models x plans x devices."),
         "ask": ("study_command:ask", "Ask the results of a study a question, also in SQL."),
@@ -92,7 +93,8 @@ def _headings(options: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str,
     yield "Limits of this run", [record for name, record in options if name in limits]
 
 
-_WITH_TABLES = ("trace", "report", "serve", "sweep", "study", "compare")  # verbs that may read times from tables
+# Verbs that may read times from tables.
+_WITH_TABLES = ("trace", "report", "serve", "train", "sweep", "study", "compare")
 
 
 def _tables_option() -> Any:

@@ -1,0 +1,288 @@
+"""The answer of `train`: three lines, memory by kind, the step by phase, communication, MFU, other runs that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted, three_digits
+from llm_perf_opt.core.units import format_bytes, format_seconds
+from llm_perf_opt.timing.rates import Band
+from llm_perf_opt.training.model_flops import conventions, necessary_flops, necessary_name
+from llm_perf_opt.training.model_shape import ModelShape
+from llm_perf_opt.training.search import Candidate, Change
+from llm_perf_opt.training.step_kernels import Phase
+from llm_perf_opt.training.training_run import TrainingRun
+
+_APART = (Phase.RECOMPUTE, Phase.COMMUNICATION, Phase.BUBBLE, Phase.OPTIMIZER, Phase.LAUNCHES)
+MEMORY, STEP, WHY, LINKS, FLOPS, SEARCH, LIMITS = (
+    "Memory of the fullest GPU",
+    "An optimizer step",
+    "Why the MFU is what it is",
+    "Communication",
+    "MFU by convention",
+    "Runs that fit, fastest first",
+    "What fits",
+)
+_MOST_RUNS = 8
+_DAY_HOURS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """All that a report shows of one question."""
+
+    model: str
+    shape: ModelShape
+    best: Candidate
+    others: Sequence[Candidate]
+    repairs: Sequence[Change] | None
+    largest: Mapping[str, int | None]
+    tokens: float | None
+    measured_tokens_per_s: float | None
+    price_per_hour: float | None
+    peak_flops_per_s: int | None
+    notes: tuple[Note, ...]
+
+
+def report_of(trained: Trained) -> Report:
+    """Everything, the answer first."""
+    best = trained.best
+    tables = [_memory_table(best), *_times(trained), _limits(trained)]
+    if len(trained.others) > 1:
+        tables.append(_search(trained.others))
+    return Report(
+        title=f"{trained.model}: {best.run.method} on {best.run.cluster}",
+        answer=tuple(answer_lines(trained)),
+        tables=tuple(tables),
+        notes=(*trained.notes, *_notes(best)),
+    )
+
+
+def answer_lines(trained: Trained) -> Iterator[str]:
+    """Whether it fits; how fast; how long and how much money."""
+    best, run = trained.best, trained.best.run
+    about = f"{trained.model}, {run.method}, {run.sequence:,} tokens, {settings(run)}, on {run.cluster}"
+    memory = f"{format_bytes(best.memory.taken)} of {format_bytes(run.cluster.device.memory_bytes)} per GPU"
+    if not best.fits:
+        yield f"Does not fit, {format_bytes(best.over_bytes)} over: {about} takes {memory}."
+        yield _repair_line(trained)
+        return
+    yield f"Fits: {about} takes {memory}, {format_bytes(-best.over_bytes)} left."
+    if best.time is None:
+        return
+    low, expected, high = _rates(best)
+    yield (
+        f"{expected:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), {three_digits(expected / run.plan.gpus)} per GPU; "
+        f"a step of {run.step_tokens:,} tokens takes {format_seconds(best.time.seconds)}. {_mfu_text(trained)}"
+    )
+    yield _bill(trained)
+
+
+def settings(run: TrainingRun) -> str:
+    """Plan, micro batch and recomputation, as a reader would type them."""
+    again = f"recompute {run.recompute}"
+    return f"{run.plan}, micro batch {run.micro_batch} x {run.micro_batches}, {again}"
+
+
+def _repair_line(trained: Trained) -> str:
+    if not trained.repairs:
+        return "No change of recomputation, loss, plan or method makes it fit: take more GPUs, or larger ones."
+    words = " ".join(change.options for change in trained.repairs)
+    return f"To make it fit: {', then '.join(change.what for change in trained.repairs)} ({words})."
+
+
+def _rates(best: Candidate) -> tuple[float, float, float]:
+    assert best.time is not None
+    tokens, band = best.run.step_tokens, best.time.band
+    return tokens / band.high, tokens / best.time.seconds, tokens / band.low
+
+
+def _mfu_text(trained: Trained) -> str:
+    if trained.peak_flops_per_s is None:
+        return ""
+    name = necessary_name(trained.best.run)
+    low, expected, high = (_mfu(trained, rate, name) for rate in _rates(trained.best))
+    return f"MFU {100 * expected:.0f} % ({100 * low:.0f} to {100 * high:.0f} %, {name})."
+
+
+def _mfu(trained: Trained, tokens_per_s: float, name: str) -> float:
+    assert trained.peak_flops_per_s is not None
+    run = trained.best.run
+    flops = conventions(trained.shape, run)[name].flops_per_token
+    return flops * tokens_per_s / run.plan.gpus / trained.peak_flops_per_s
+
+
+def _bill(trained: Trained) -> str:
+    low, expected, high = _rates(trained.best)
+    if trained.tokens is None:
+        cost = _hour_cost(trained)
+        per = (
+            "" if cost is None else f", ${three_digits(cost / expected / 3600 * 1e9)} at ${three_digits(cost)} per hour"
+        )
+        return f"A billion tokens take {_hours(1e9 / expected)}{per}. --tokens says how many there are."
+    hours = [trained.tokens / rate for rate in (high, expected, low)]
+    text = f"{three_digits(trained.tokens)} tokens take {_hours(hours[1])} ({_hours(hours[0])} to {_hours(hours[2])})"
+    cost = _hour_cost(trained)
+    if cost is None:
+        return f"{text}. The price of {trained.best.run.cluster.device.id} is not known: add --price."
+    money = [three_digits(cost * seconds / 3600) for seconds in hours]
+    return f"{text} and ${money[1]} (${money[0]} to ${money[2]}) at ${three_digits(cost)} per hour."
+
+
+def _hour_cost(trained: Trained) -> float | None:
+    price = trained.price_per_hour
+    return None if price is None else price * trained.best.run.plan.gpus
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{three_digits(hours / 24)} days" if hours > _DAY_HOURS else f"{three_digits(hours)} h"
+
+
+def _memory_table(best: Candidate) -> Table:
+    memory, device = best.memory, best.run.cluster.device
+    rows: list[tuple[Cell, ...]] = [(str(kind), round(size)) for kind, size in memory.by_kind.items() if size]
+    rows += [
+        (f"needed, fullest at: {memory.moment}", round(memory.needed)),
+        ("allowance for reserved memory (allocator)", round(memory.reserved_allowance)),
+        ("allowance for CUDA and NCCL", round(memory.context_bytes)),
+        ("taken", round(memory.taken)),
+        (f"memory of {device.id}", device.memory_bytes),
+    ]
+    return Table(title=MEMORY, columns=(Column("kind"), Column("bytes", Kind.BYTES)), rows=tuple(rows))
+
+
+def _times(trained: Trained) -> Iterator[Table]:
+    time = trained.best.time
+    if time is None:
+        return
+    columns = (
+        Column("phase"),
+        Column("expected", Kind.SECONDS),
+        Column("share", Kind.RATIO),
+        Column("low", Kind.SECONDS),
+        Column("high", Kind.SECONDS),
+    )
+    rows = [_phase_row(str(phase), band, time.seconds) for phase, band in time.phases.items() if band.high > 0]
+    rows.append(_phase_row("step", time.band, time.seconds))
+    yield Table(title=STEP, columns=columns, rows=tuple(rows))
+    if trained.peak_flops_per_s is not None:
+        yield _ladder(trained, trained.peak_flops_per_s)
+    if time.collectives:
+        yield _links(trained.best)
+    if trained.peak_flops_per_s is not None:
+        yield _flops(trained)
+
+
+def _phase_row(name: str, band: Band, whole: float) -> tuple[Cell, ...]:
+    expected = band.expected or 0.0
+    return name, expected, expected / whole if whole else None, band.low, band.high
+
+
+def _ladder(trained: Trained, peak: int) -> Table:
+    """From the necessary FLOPs at the peak to the step, or to the measured step."""
+    best, time = trained.best, trained.best.time
+    assert time is not None
+    run, phases = best.run, {phase: band.expected or 0.0 for phase, band in time.phases.items()}
+    each = run.step_tokens / run.plan.gpus / peak
+    ideal = each * necessary_flops(trained.shape, run)
+    kernels = sum(phases[phase] for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOSS)) - ideal
+    rows = [("necessary FLOPs at the peak: MFU", ideal), ("kernels below the peak, and vector work", kernels)]
+    rows += [(str(phase), phases[phase]) for phase in _APART if phases[phase] > 0]
+    whole = time.seconds
+    if trained.measured_tokens_per_s is not None:
+        whole = run.step_tokens / trained.measured_tokens_per_s
+        rows.append(("your run beyond the prediction", whole - time.seconds))
+    columns = (Column("part of a step"), Column("time", Kind.SECONDS), Column("share", Kind.RATIO))
+    return Table(title=WHY, columns=columns, rows=tuple((name, part, part / whole) for name, part in rows))
+
+
+def _links(best: Candidate) -> Table:
+    assert best.time is not None
+    columns = (
+        Column("what"),
+        Column("collective"),
+        Column("ranks", Kind.COUNT),
+        Column("times", Kind.COUNT),
+        Column("payload", Kind.BYTES),
+        Column("alone", Kind.SECONDS),
+        Column("not hidden", Kind.SECONDS),
+    )
+    rows = tuple(
+        (
+            timed.collective.what,
+            str(timed.collective.collective.kind),
+            timed.collective.collective.group.size,
+            round(timed.collective.count),
+            timed.collective.collective.payload_bytes,
+            None if timed.alone is None else timed.alone.expected,
+            None if timed.alone is None else timed.exposed.expected,
+        )
+        for timed in best.time.collectives
+    )
+    return Table(title=LINKS, columns=columns, rows=rows)
+
+
+def _flops(trained: Trained) -> Table:
+    _, expected, _ = _rates(trained.best)
+    columns = (
+        Column("convention"),
+        Column("FLOPs per token", Kind.FLOPS),
+        Column("per GPU", Kind.FLOPS_PER_S),
+        Column("MFU", Kind.RATIO),
+        Column("what it counts"),
+    )
+    rows = tuple(
+        (
+            row.name,
+            round(row.flops_per_token),
+            row.flops_per_token * expected / trained.best.run.plan.gpus,
+            _mfu(trained, expected, row.name),
+            row.meaning,
+        )
+        for row in conventions(trained.shape, trained.best.run).values()
+    )
+    return Table(title=FLOPS, columns=columns, rows=rows)
+
+
+def _limits(trained: Trained) -> Table:
+    rows = tuple((name, size) for name, size in trained.largest.items() if size is not None)
+    return Table(title=LIMITS, columns=(Column("with the rest as above"), Column("largest", Kind.COUNT)), rows=rows)
+
+
+def _search(found: Sequence[Candidate]) -> Table:
+    columns = (
+        Column("plan"),
+        Column("recompute"),
+        Column("micro batch", Kind.COUNT),
+        Column("tokens/s", Kind.COUNT),
+        Column("memory per GPU", Kind.BYTES),
+    )
+    rows = tuple(
+        (
+            str(each.run.plan),
+            each.run.recompute,
+            each.run.micro_batch,
+            round(each.tokens_per_s) if each.time is not None else None,
+            round(each.memory.taken),
+        )
+        for each in found[:_MOST_RUNS]
+    )
+    return Table(title=SEARCH, columns=columns, rows=rows)
+
+
+def _notes(best: Candidate) -> Iterator[Note]:
+    yield Note(
+        "Memory is of allocated tensors by rules that follow the ops of a layer; the allowances are what published "
+        "runs reserved beyond it. docs/evidence/training-records.md has the error of memory and time against them."
+    )
+    if best.time is not None and best.time.unknown:
+        yield Note(
+            f"No time is known for: {', '.join(best.time.unknown)}. It is in no figure; name a cluster whose links are "
+            "known.",
+            Level.WARNING,
+        )
+    if best.run.micro_batches > 1:
+        batches = counted(best.run.micro_batches, "micro batch", "micro batches")
+        yield Note(f"A step has {best.run.step_tokens // best.run.sequence:,} sequences: {batches} per GPU.")
