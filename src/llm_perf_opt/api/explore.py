@@ -56,9 +56,9 @@ def explored(function: RunFunction[TracedRun], name: str, gpus: Iterable[str | N
     """Everything that the page computes with, as plain values."""
     run = function.at(batch=_low(function, "batch"), context=_low(function, "context"))
     origin, _ = served_origin(run)
-    formats = _formats(run, origin)
-    phases = function_data(function, {label: wanted for label, (_, wanted) in formats.items()})
-    served = {label: ServedModel(_in_format(origin, wanted)) for label, (wanted, _) in formats.items()}
+    formats = explored_formats(run)
+    phases = function_data(function, formats)
+    served = {label: ServedModel(_in_format(origin, wanted)) for label, wanted in formats.items()}
     plans = ExploredPlans.of(served, [gpu for gpu in gpus if gpu is not None] or GPUS, _dtypes(phases))
     return {
         "model": name,
@@ -74,21 +74,19 @@ def _low(function: RunFunction[TracedRun], variable: str) -> int:
     return function.phases[0].domain[variable][0]
 
 
-def _formats(run: TracedRun, origin: Origin) -> dict[str, tuple[Deployment, Deployment]]:
-    """`weights / cache` -> how the server stores the model, and what that changes of the traced graphs."""
-    asked = replace(origin.deployment, device=None)
-    stored = run.graphs[0].deployment.get("weights") or origin.workload.dtype
+def explored_formats(run: TracedRun) -> dict[str, Deployment]:
+    """`weights / cache` -> what that changes of the traced graphs: as stored, and each in eight bits."""
+    deployment, dtype = run.graphs[0].deployment, run.graphs[0].workload.get("dtype", "as traced")
+    stored = deployment.get("weights") or dtype
     weights = {_label(stored): None, **({} if _OTHER in str(stored) else {_OTHER: _OTHER})}
     cache = next((graph.deployment["cache"] for graph in run.graphs if "cache" in graph.deployment), None)
-    other_cache = can_store_cache(run.graphs) and cache is None
-    caches = {_label(cache or origin.workload.dtype): None, **({_OTHER: _OTHER} if other_cache else {})}
-    formats = {}
-    for weights_label, weights_format in weights.items():
-        for cache_label, cache_format in caches.items():
-            changed = Deployment(weights=weights_format, cache=cache_format)
-            given = replace(asked, **{name: value for name, value in changed.changed().items()})
-            formats[f"{weights_label}{_SEPARATOR}{cache_label}"] = given, changed
-    return formats
+    has_other_cache = cache is None and can_store_cache(run.graphs)
+    caches = {_label(cache or dtype): None, **({_OTHER: _OTHER} if has_other_cache else {})}
+    return {
+        f"{weights_label}{_SEPARATOR}{cache_label}": Deployment(weights=weights_format, cache=cache_format)
+        for weights_label, weights_format in weights.items()
+        for cache_label, cache_format in caches.items()
+    }
 
 
 def _label(stored: object) -> str:
@@ -96,7 +94,8 @@ def _label(stored: object) -> str:
 
 
 def _in_format(origin: Origin, wanted: Deployment) -> Origin:
-    return replace(origin, deployment=wanted)
+    """The model as a server stores it, on any device."""
+    return replace(origin, deployment=replace(origin.deployment, device=None, **wanted.changed()))
 
 
 def _dtypes(phases: Sequence[dict[str, Any]]) -> frozenset[str]:

@@ -67,8 +67,12 @@ def page_modules(folder: str = "graph_page") -> dict[str, str]:
 
 def page_script(folder: str = "graph_page") -> str:
     """All modules as one strict script in a scope of its own."""
-    bodies = [_EXPORT.sub("", _IMPORT.sub("", text)) for text in page_modules(folder).values()]
-    return "\n".join(['"use strict";', "{", *bodies, "}"])
+    return "\n".join(['"use strict";', "{", joined_modules(page_modules(folder).values()), "}"])
+
+
+def joined_modules(texts: Iterable[str]) -> str:
+    """Modules as the text of one scope; each comes after those that it imports."""
+    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
 
 
 _FIRST_METRIC = {

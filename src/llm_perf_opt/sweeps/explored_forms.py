@@ -80,7 +80,7 @@ def _cell(
         "region": _region(cell.region),
         "stride": None if stride is None else [stride.variable, stride.chunk, stride.is_multiple],
         "checked": len({tuple(sorted(point.items())) for point in cell.cell.checked}),
-        "figures": {name: _figure(cell, name) for name in FIGURES},
+        "figures": {name: _figure(cell, name) for name in FIGURES if name not in (_BYTES_MOVED, PEAK)},
         "in": {name: _in_format(cell, phase, phases, wanted) for name, wanted in formats.items()},
     }
 
@@ -97,10 +97,29 @@ def _in_format(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...]
     """What a format changes; as the trace is stored the forms are known already."""
     own = cell.rebuilt
     if wanted == Deployment():
-        return {**_needs(cell.needs), _BYTES_MOVED: (_figure(cell, _BYTES_MOVED) or [None])[0]}
+        return {**_needs(cell.needs), _BYTES_MOVED: (_figure(cell, _BYTES_MOVED) or [None])[0], PEAK: _figure(cell, PEAK)}
     rebuilt = _RebuiltIn(own.program, own.region, own.sampled, wanted, phases, phase)
-    moved = rebuilt.fit(lambda graph: {_BYTES_MOVED: costs_of(graph)[_BYTES_MOVED]})
-    return {**_needs(need_forms(rebuilt)), _BYTES_MOVED: _known(moved.forms.get(_BYTES_MOVED))}
+    costs = rebuilt.fit(lambda graph: {name: costs_of(graph)[name] for name in (_BYTES_MOVED, PEAK)}).forms
+    needs, peak = _needs(need_forms(rebuilt)), costs.get(PEAK)
+    # Weights in another format leave the activations and the cache as they are; no format changes what is computed.
+    is_as_stored, stored = wanted.cache is None, _needs(cell.needs)
+    return {
+        **needs,
+        "necessary": _computed_as(stored["necessary"], needs["necessary"]),
+        "cache_bytes": stored["cache_bytes"] if is_as_stored else None,
+        _BYTES_MOVED: _known(costs.get(_BYTES_MOVED)),
+        PEAK: _figure(cell, PEAK) if is_as_stored else None if peak is None else [_form(peak)],
+    }
+
+
+def _computed_as(stored: list[Data] | None, changed: list[Data] | None) -> list[Data] | None:
+    """Necessary work with the bytes of one format and the FLOPs of the other."""
+    if stored is None or changed is None or [stage["stage"] for stage in stored] != [stage["stage"] for stage in changed]:
+        return None
+    return [
+        {**other, "flops": stage["flops"], "forwards": stage["forwards"]}
+        for stage, other in zip(stored, changed, strict=True)
+    ]
 
 
 def _needs(needs: NeedForms) -> Data:

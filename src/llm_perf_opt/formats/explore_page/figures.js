@@ -49,7 +49,7 @@ export function phaseFigures(model, choice, name) {
   const tree = (label, form, unit) => (form ? formTree(label, form, point, unit, from) : null);
   const of = (figure) => (figure === "bytes_moved" ? inFormat.bytes_moved : cell.figures[figure]?.[0]);
   const figures = Object.fromEntries(Object.entries(COSTS).map(([figure, [label, unit]]) => [figure, tree(label, of(figure), unit)]));
-  const peaks = cell.figures.peak_bytes;
+  const peaks = inFormat.peak_bytes;
   figures.peak_bytes = peaks && node("max", "peak memory of activations", peaks.map((form) => tree("bytes alive at one op", form, "B")), "B", from);
   for (const [figure, label] of [["weight_bytes", "weights"], ["cache_bytes", "KV cache"], ["resident_bytes", "resident memory"]]) figures[figure] = tree(label, inFormat[figure], "B");
   figures.parameters = tree("parameters", inFormat.parameters, "");
