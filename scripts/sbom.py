@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BUNDLED = ROOT / "src" / "llm_perf_opt" / "formats" / "graph_page" / "vendor" / "LICENCES.txt"
+_PAGES = ROOT / "src" / "llm_perf_opt" / "formats"
+BUNDLED = tuple(_PAGES / page / "vendor" / "LICENCES.txt" for page in ("explore_page", "graph_page"))
 NAME = "llm-perf-opt"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -57,8 +58,9 @@ def _version(root: Path) -> str:
 def bundled(root: Path = ROOT) -> Iterator[dict[str, Any]]:
     """The npm packages with code in the wheel, with the digest that npm locked."""
     packages = json.loads((root / "web" / "package-lock.json").read_text("utf-8"))["packages"]
-    headings = re.findall(r"^(\S+) (\d[\w.]*) \(([\w.-]+)\)$", BUNDLED.read_text("utf-8"), re.MULTILINE)
-    for name, version, licence in headings:
+    texts = "\n".join(path.read_text("utf-8") for path in BUNDLED)
+    headings = re.findall(r"^(\S+) (\d[\w.]*) \(([\w.-]+)\)$", texts, re.MULTILINE)
+    for name, version, licence in dict.fromkeys(headings):
         locked = packages[f"node_modules/{name}"]
         if (locked["version"], locked["license"]) != (version, licence):
             raise SystemExit(f"{name}: {version} ({licence}) is bundled, {locked['version']} is locked")

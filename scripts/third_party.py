@@ -32,6 +32,7 @@ OURS = (
     "tests/durations.json",
     "src/llm_perf_opt/core/callgraph/schema.json",
     "src/llm_perf_opt/formats/graph_page/*.js",
+    "src/llm_perf_opt/formats/explore_page/*.js",
     "src/llm_perf_opt/formats/*.css",
     "src/llm_perf_opt/formats/*.jinja",
     "src/llm_perf_opt/formats/report_page/report.js",

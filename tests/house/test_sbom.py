@@ -22,7 +22,7 @@ def bill() -> dict[str, Any]:
 
 def test_every_bundled_library_is_there_with_the_digest_that_npm_locked(bill: dict[str, Any]) -> None:
     """LICENCES.txt has a section for each; SHA-512 has 128 hexadecimal digits."""
-    text = sbom.BUNDLED.read_text("utf-8")
+    text = "\n".join(path.read_text("utf-8") for path in sbom.BUNDLED)
     sections = set(re.findall(r"^(\S+) \d[\w.]* \([\w.-]+\)\n-+$", text, re.MULTILINE))
     inside = {part["name"]: part for part in bill["components"] if part["purl"].startswith("pkg:npm/")}
     assert inside.keys() == sections
@@ -54,6 +54,6 @@ def test_the_same_environment_gives_the_same_bytes() -> None:
 def test_a_bundle_that_is_not_the_locked_one_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = tmp_path / "LICENCES.txt"
     other.write_text("@dagrejs/dagre 0.0.1 (MIT)\n--------------------------\n")
-    monkeypatch.setattr(sbom, "BUNDLED", other)
+    monkeypatch.setattr(sbom, "BUNDLED", (other,))
     with pytest.raises(SystemExit, match="is locked"):
         list(sbom.bundled())

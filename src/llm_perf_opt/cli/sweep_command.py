@@ -74,7 +74,7 @@ PointsOption = Annotated[
 TracesOption = Annotated[int | None, typer.Option(min=1, help="Largest number of traces of each phase. Default: 40.")]
 OutOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File for the report; the suffix is the format, and .html has the charts."),
+    typer.Option(metavar="FILE", help="File to write. Of a model .html is a page to explore; other suffixes: the report."),
 ]
 CsvOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="File for every point, as one CSV table in base units.")
@@ -137,13 +137,28 @@ def sweep(
         _refuse_for_pages({"--traces": traces, "--csv": csv, "--save-function": save_function})
         answer, summary = _pages({"model": model, "page": page, "crops": crops, **_numbers(users, input), **options})
     if out is not None:
-        say(f"Wrote {answer.save(out, force=force)}")
+        _write(answer, out, force=force)
         return
     is_short = not verbose and not json_wanted and format_name in (None, "text")
     show(summary if is_short else answer.report(), reporter, verbose=verbose)
     if csv is None and save_function is None:
         more = "" if is_of_pages else ", --csv sweep.csv for all points"
-        say(f"Nothing was saved. Add --out sweep.html for the charts{more}.")
+        say(f"Nothing was saved. Add --out sweep.html for a page{more}.")
+
+
+def _write(answer: Answer, out: Path, *, force: bool) -> None:
+    """Of a grid of a model that can be served a page to explore; everything else as a report."""
+    from llm_perf_opt.api.explore import explore_page, why_no_page
+    from llm_perf_opt.api.sweep import SweepAnswer
+
+    if out.suffix != ".html" or not isinstance(answer, SweepAnswer):
+        say(f"Wrote {answer.save(out, force=force)}")
+    elif (reason := why_no_page(answer)) is not None:
+        say(f"Wrote {answer.save(out, force=force)}: the charts of the grid. There is no page to explore: {reason}")
+    else:
+        with model_prints_apart():
+            explore_page(answer, out, force=force)
+        say(f"Wrote {out}. Open it in a browser and move the sliders; the report is --format html.")
 
 
 def _grid(

@@ -57,18 +57,22 @@ def _finalized(value: Any) -> Any:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def page_modules() -> dict[str, str]:
-    """Name -> text of every module, each after those that it imports."""
-    folder = files("llm_perf_opt.formats").joinpath("graph_page")
-    texts = {entry.name: page_file(entry.name) for entry in folder.iterdir() if entry.name.endswith(".js")}
+def page_modules(folder: str = "graph_page") -> dict[str, str]:
+    """Name -> text of every module of a page, each after those that it imports."""
+    entries = files("llm_perf_opt.formats").joinpath(folder).iterdir()
+    texts = {entry.name: page_file(entry.name, folder) for entry in entries if entry.name.endswith(".js")}
     needs = {name: sorted(_IMPORT.findall(text)) for name, text in sorted(texts.items())}
     return {name: texts[name] for name in TopologicalSorter(needs).static_order()}
 
 
-def page_script() -> str:
+def page_script(folder: str = "graph_page") -> str:
     """All modules as one strict script in a scope of its own."""
-    bodies = [_EXPORT.sub("", _IMPORT.sub("", text)) for text in page_modules().values()]
-    return "\n".join(['"use strict";', "{", *bodies, "}"])
+    return "\n".join(['"use strict";', "{", joined_modules(page_modules(folder).values()), "}"])
+
+
+def joined_modules(texts: Iterable[str]) -> str:
+    """Modules as the text of one scope; each comes after those that it imports."""
+    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
 
 
 _FIRST_METRIC = {
