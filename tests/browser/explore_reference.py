@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import llm_perf_opt as lpo
+from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.workload import Deployment
 from llm_perf_opt.formats.html_format import joined_modules, page_modules
 from llm_perf_opt.serving.capacity.sizing import search_cluster
@@ -21,7 +22,6 @@ from llm_perf_opt.serving.explored_plans import MOST_RANKS
 from llm_perf_opt.serving.fit import fullest_fit
 from llm_perf_opt.serving.served_model import Replica, ServedModel
 from llm_perf_opt.serving.served_trace import served_origin
-from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.sweeps.function.phase_function import ALL_FIGURES
 from llm_perf_opt.timing.lower_bound import lower_bound
 from llm_perf_opt.timing.step.request_time import first_token_shares
@@ -37,14 +37,21 @@ const flat = (choice) => {
   const { phases, bounds, times, memory, serve } = allFigures(model, choice);
   const answer = {};
   for (const [phase, figures] of Object.entries(phases)) {
-    for (const [name, tree] of Object.entries(figures ?? {})) if (name !== "stages") answer[`${phase} ${name}`] = plain(tree);
+    for (const [name, tree] of Object.entries(figures ?? {})) {
+      if (name !== "stages") answer[`${phase} ${name}`] = plain(tree);
+    }
     answer[`${phase} bound`] = plain(bounds[phase]);
     answer[`${phase} time`] = plain(times[phase]);
   }
-  for (const [name, tree] of Object.entries(memory ?? {})) answer[`memory ${name}`] = name === "fits" ? tree : plain(tree);
+  for (const [name, tree] of Object.entries(memory ?? {})) {
+    answer[`memory ${name}`] = name === "fits" ? tree : plain(tree);
+  }
   answer.broken = serve.broken;
-  if (!serve.broken) for (const name of ["ttft", "tpot", "requests", "tokens", "speed"]) answer[`serve ${name}`] = plain(serve[name]);
-  answer.frontier = frontier(model, choice).points.map(({ plan, sequences, speed, tokens }) => [plan, sequences, speed, tokens]);
+  if (!serve.broken) {
+    for (const name of ["ttft", "tpot", "requests", "tokens", "speed"]) answer[`serve ${name}`] = plain(serve[name]);
+  }
+  const { points } = frontier(model, choice);
+  answer.frontier = points.map(({ plan, sequences, speed, tokens }) => [plan, sequences, speed, tokens]);
   return answer;
 };
 return JSON.stringify(arguments[1].map(flat));
@@ -215,7 +222,10 @@ def _of_serve(replica: Replica | None, plan: ParallelPlan, choice: Choice) -> di
     if not replicas or replica is None:
         return {"broken": "memory" if replicas else "count"}
     each, steady = ceil(users / replicas), replica.steady
-    states = [[plan.describe(), state.sequences, 1 / state.step_s, state.requests_per_s * output / plan.replica_ranks] for state in steady.states()]
+    states = [
+        [plan.describe(), state.sequences, 1 / state.step_s, state.requests_per_s * output / plan.replica_ranks]
+        for state in steady.states()
+    ]
     if each > steady.most:
         return {"broken": "cache", "frontier": states}
     state = steady.at(each)
@@ -238,7 +248,9 @@ def _text(value: Any) -> str | None:
 def _same(page: Any, wanted: Any) -> bool:
     if isinstance(wanted, list):  # the states of one plan, among those of all
         own = [row for row in page if row[0] == wanted[0][0]]
-        return len(own) == len(wanted) and all(_same(a, b) for one, other in zip(own, wanted, strict=True) for a, b in zip(one, other, strict=True))
+        return len(own) == len(wanted) and all(
+            _same(a, b) for one, other in zip(own, wanted, strict=True) for a, b in zip(one, other, strict=True)
+        )
     if isinstance(wanted, float):
         return isinstance(page, int | float) and math.isclose(page, wanted, rel_tol=1e-12)
     return bool(page == wanted)

@@ -60,9 +60,7 @@ def test_every_figure_of_random_points_is_what_python_says(browser: Any, made: M
     choices = random_choices(made.data, 60, seed=0)
     pages = page_answers(browser, made.data, choices)
     differences = [
-        text
-        for choice, page in zip(choices, pages, strict=True)
-        for text in made.reference.differences(choice, page)
+        text for choice, page in zip(choices, pages, strict=True) for text in made.reference.differences(choice, page)
     ]
     assert differences == []
     assert {page["broken"] for page in pages} >= {None, "count"}
@@ -131,7 +129,7 @@ def test_it_needs_no_network_no_eval_and_names_stay_text(driver: Any, made: Made
 def test_it_is_small_and_painted_at_once(driver: Any, made: Made) -> None:
     assert len(explore_page_text(made.data).encode()) < MOST_BYTES
     paints = driver.execute_script("return performance.getEntriesByType('paint').map((entry) => entry.startTime)")
-    assert 0 < min(paints)
+    assert min(paints) > 0
     assert driver.execute_script("return Number(document.body.dataset.figuresMs)") > 0
 
 

@@ -101,6 +101,4 @@ def _in_format(origin: Origin, wanted: Deployment) -> Origin:
 def _dtypes(phases: Sequence[dict[str, Any]]) -> frozenset[str]:
     """The types in which the model multiplies, in any cell and format."""
     formats = (known for phase in phases for cell in phase["cells"] for known in cell["in"].values())
-    return frozenset(
-        dtype for known in formats for stage in known["necessary"] or () for dtype in stage["flops"]
-    )
+    return frozenset(dtype for known in formats for stage in known["necessary"] or () for dtype in stage["flops"])

@@ -12,7 +12,7 @@ from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
-from llm_perf_opt.core.hardware.prices import shipped_prices
+from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.costs.memory.kv_cache import DECODE
 from llm_perf_opt.tracing.origin import find_origin
@@ -187,7 +187,7 @@ def _answer(
 ) -> TrainAnswer:
     best = found[0]
     run, device = best.run, best.run.cluster.device
-    price, origin = _price(device.id, prices)
+    price = hourly_price(device.id, prices)
     trained = Trained(
         model=model,
         shape=shape,
@@ -199,7 +199,7 @@ def _answer(
         measured_tokens_per_s=measured_rate,
         price_per_hour=price,
         peak_flops_per_s=_peak(device, run.precision),
-        notes=tuple(_notes(shape, run, origin)),
+        notes=(*_notes(shape, run), *price_notes({device.id: price})),
     )
     return TrainAnswer(
         model=model,
@@ -253,21 +253,8 @@ def _peak(device: Device, precision: str) -> int | None:
         return None
 
 
-def _price(device: str, prices: Mapping[str, float] | None) -> tuple[float | None, str]:
-    if device in (prices or {}):
-        return (prices or {})[device], ""
-    listed = shipped_prices().get(device)
-    if listed is None:
-        return None, ""
-    return (
-        listed.per_hour,
-        f"${listed.per_hour:g} per GPU hour is the list price of {listed.provider} on {listed.as_of}",
-    )
-
-
-def _notes(shape: ModelShape, run: TrainingRun, origin: str) -> list[Note]:
+def _notes(shape: ModelShape, run: TrainingRun) -> list[Note]:
     notes = [_origin_note(run)]
-    notes += [Note(f"{origin}. --price sets your own.")] if origin else []
     if shape.tower_parameters and not run.trains_towers:
         notes.append(
             Note("The encoder of images or sound is frozen: its weights are in the memory, its forward is in no time.")

@@ -74,7 +74,7 @@ PointsOption = Annotated[
 TracesOption = Annotated[int | None, typer.Option(min=1, help="Largest number of traces of each phase. Default: 40.")]
 OutOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File to write. Of a model .html is a page to explore; other suffixes: the report."),
+    typer.Option(metavar="FILE", help="File to write: of a model .html is a page to explore, else the report."),
 ]
 CsvOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="File for every point, as one CSV table in base units.")

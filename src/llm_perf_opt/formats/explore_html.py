@@ -1,4 +1,4 @@
-"""The page that recomputes a model: its data, its own modules and the chart library in one file, with a strict policy."""
+"""The page that recomputes a model: data, modules and chart library in one file, under a strict policy."""
 
 from __future__ import annotations
 

@@ -72,9 +72,7 @@ def _phase(phase: PhaseFunction, phases: tuple[PhaseFunction, ...], formats: Map
     }
 
 
-def _cell(
-    cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...], formats: Mapping[str, Deployment]
-) -> Data:
+def _cell(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...], formats: Mapping[str, Deployment]) -> Data:
     stride = cell.cell.stride
     return {
         "region": _region(cell.region),
@@ -97,7 +95,8 @@ def _in_format(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...]
     """What a format changes; as the trace is stored the forms are known already."""
     own = cell.rebuilt
     if wanted == Deployment():
-        return {**_needs(cell.needs), _BYTES_MOVED: (_figure(cell, _BYTES_MOVED) or [None])[0], PEAK: _figure(cell, PEAK)}
+        moved = _figure(cell, _BYTES_MOVED)
+        return {**_needs(cell.needs), _BYTES_MOVED: moved[0] if moved else None, PEAK: _figure(cell, PEAK)}
     rebuilt = _RebuiltIn(own.program, own.region, own.sampled, wanted, phases, phase)
     costs = rebuilt.fit(lambda graph: {name: costs_of(graph)[name] for name in (_BYTES_MOVED, PEAK)}).forms
     needs, peak = _needs(need_forms(rebuilt)), costs.get(PEAK)
@@ -114,7 +113,9 @@ def _in_format(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...]
 
 def _computed_as(stored: list[Data] | None, changed: list[Data] | None) -> list[Data] | None:
     """Necessary work with the bytes of one format and the FLOPs of the other."""
-    if stored is None or changed is None or [stage["stage"] for stage in stored] != [stage["stage"] for stage in changed]:
+    if stored is None or changed is None:
+        return None
+    if [stage["stage"] for stage in stored] != [stage["stage"] for stage in changed]:
         return None
     return [
         {**other, "flops": stage["flops"], "forwards": stage["forwards"]}
