@@ -27,11 +27,11 @@ from llm_perf_opt.timing.lower_bound import fastest_peak
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, Split
 from llm_perf_opt.training.model_flops import NECESSARY, SIX_N_WHOLE, TWO_THIRDS, conventions, necessary_flops
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.rank_memory import Kind, RankMemory, rank_memory
+from llm_perf_opt.training.rank_memory import HeldKind, TrainingMemory, rank_memory
 from llm_perf_opt.training.step_kernels import COMPUTE
 from llm_perf_opt.training.step_time import step_time
 from llm_perf_opt.training.traced_layer import traced_layer
-from llm_perf_opt.training.training_run import Method, Shard, StateBytes, TrainingPlan, TrainingRun
+from llm_perf_opt.training.training_run import Shard, StateBytes, TrainingMethod, TrainingPlan, TrainingRun
 
 # Chosen before any prediction was made. A source is a repository that published a table of its own runs.
 DEVELOPMENT = ("llm_foundry", "qwen_finetune", "xtuner_megatron", "torchtitan")
@@ -179,12 +179,12 @@ def _states(row: dict[str, str]) -> StateBytes:
     return StateBytes(weights=weights, gradients=0 if "in backward" in row["optimizer"] else gradients, states=states)
 
 
-def _method(row: dict[str, str]) -> Method:
+def _method(row: dict[str, str]) -> TrainingMethod:
     kind = row["method"]
     if kind in ("pretrain", "full"):
-        return Method()
+        return TrainingMethod()
     rank = int(row["lora_rank"] or 16)
-    return Method(kind="qlora" if kind == "qlora" else "lora", rank=rank, trains_tables=kind == "lora+emb")
+    return TrainingMethod(kind="qlora" if kind == "qlora" else "lora", rank=rank, trains_tables=kind == "lora+emb")
 
 
 @cache
@@ -202,7 +202,7 @@ class Judged:
     """A run with the answers to it; a figure that was not measured has none."""
 
     trained: TrainedRun
-    memory: RankMemory
+    memory: TrainingMemory
     tokens_per_s_gpu: float
     low: float
     high: float
@@ -257,7 +257,7 @@ def closed_form_bytes(shape: ModelShape, run: TrainingRun) -> float:
     saved = kept.get(run.recompute, layers * (layer + tokens * 2 * shape.hidden) / 2)
     logits = tokens * shape.vocabulary * {"whole": 10.0, "chunked": 1.25}.get(run.loss, 0.0)
     static = rank_memory(shape, replace(run, sequence=1, micro_batch=1)).by_kind
-    weights, gradients, states = (static[kind] for kind in (Kind.WEIGHTS, Kind.GRADIENTS, Kind.STATES))
+    weights, gradients, states = (static[kind] for kind in (HeldKind.WEIGHTS, HeldKind.GRADIENTS, HeldKind.STATES))
     per = 0.53 if run.method.kind == "qlora" else 2
     gathered = 0.0
     if run.plan.shard is Shard.WEIGHTS and run.plan.shard_ranks > 1:

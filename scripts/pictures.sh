@@ -16,8 +16,9 @@ llm-perf-opt trace deepseek-ocr --image 1240x1754 --out run/ >/dev/null 2>&1
 llm-perf-opt graph run/ --out "$folder/deepseek-ocr-prefill.svg" --force 2>/dev/null
 llm-perf-opt graph run/ --out graph.html 2>/dev/null
 llm-perf-opt report deepseek-ocr --image 1240x1754 --gpus h100-sxm,l40s --out report.html 2>/dev/null
-llm-perf-opt sweep "$repository/tests/facts/deployment/configs/llama31-8b" --users 1..512 --input 1k..128k \
-  --gpus h100-sxm --out sweep.html 2>/dev/null
+grid=("$repository/tests/facts/deployment/configs/llama31-8b" --users 1..512 --input 1k..128k --gpus h100-sxm)
+llm-perf-opt sweep "${grid[@]}" --format html >sweep.html 2>/dev/null
+llm-perf-opt sweep "${grid[@]}" --out explore.html 2>/dev/null
 llm-perf-opt trace deepseek-ocr --image 1240x1754 --format html >ten-trace.html 2>/dev/null
 llm-perf-opt cost run/ --format html >ten-cost.html 2>/dev/null
 llm-perf-opt profile deepseek-ocr-tiny --image 90x130 --join run.folder=tiny/ --format html >ten-profile.html 2>/dev/null
@@ -26,6 +27,7 @@ export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}"
 python -m scripts.take_screenshots graph.html "$folder"
 python -m scripts.take_report_screenshots report.html "$folder"
 python -m scripts.take_report_screenshots sweep.html "$folder" sweep
+python -m scripts.take_report_screenshots explore.html "$folder" explore
 python -m scripts.take_report_screenshots "$repository/docs/data/ocr-study.html" "$folder" study
 for name in ten-trace ten-cost ten-profile ten-export; do
   python -m scripts.take_report_screenshots "$name.html" "$folder" "$name"

@@ -121,6 +121,12 @@ STEPS = (
         extra="onnx",
         is_refused=False,
     ),
+    Step(
+        "train meta-llama/Llama-3.2-1B --method lora:8 --gpus rtx-4090 --recompute full",
+        r"is counted in a weightless step",
+        extra="train",
+        is_refused=False,
+    ),
     Step("cost run --sources counted,fvcore", r"fvcore", extra="fvcore", is_refused=False),
     Step(
         "profile model=deepseek-ocr-tiny workload.image=90x130 run=quick run.folder=timed/",

@@ -32,6 +32,7 @@ SCENES: dict[str, tuple[int, int, bool, str | None]] = {
     "ten-profile": (1280, 1100, False, None),
     "ten-export": (1280, 700, False, None),
     "sweep-light": (1280, 1440, False, None),
+    "explore-light": (1280, 1240, False, None),
     "study-light": (1280, 1240, False, None),
     "study-dark": (1280, 1240, True, None),
     "capacity-light": (1280, 1330, False, None),

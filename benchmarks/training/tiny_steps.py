@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from benchmarks.training.real_step import Witness, tensors_of, witness
-from llm_perf_opt.core.recorded_step import RecordedStep
+from llm_perf_opt.core.recorded_step import RecordedTrainingStep
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.harness.trace_header import autocast_of
@@ -118,12 +118,12 @@ def run_real(target: Target) -> Witness:
     return witness(step, lambda: tensors_of(model, start.optimizer, start.inputs))
 
 
-def run_weightless(target: Target, routing: str | RoutingPolicy = "uniform") -> RecordedStep:
+def run_weightless(target: Target, routing: str | RoutingPolicy = "uniform") -> RecordedTrainingStep:
     """The same step on ghosts, as code on a CPU sees it."""
     return record_step(target, Engine(device="cpu", autograd=True, routing=routing))
 
 
-def compare(step: RecordedStep, real: Witness) -> Comparison:
+def compare(step: RecordedTrainingStep, real: Witness) -> Comparison:
     """Figures of both, and what differs."""
     graph = step.graph
     assert graph.ops is not None

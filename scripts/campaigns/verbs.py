@@ -47,6 +47,7 @@ VERBS = {
     "sweep": "sweep tiny --users 2 --input 16..19 --out sweep.html --csv points.csv "
     "--save-function tiny.function.json --force",
     "serve": "serve tiny --gpus 2xh100-sxm --input 4 --output 2 --users 2 --write deploy --out serve.html --force",
+    "train": "train tiny --gpus h100-sxm --seq 64 --micro-batch 1 --recompute full --write launched --force",
     "study": "study study.yaml --out studied --workers 1",
     "export with weights": "export tiny --prompt-tokens 4 --part model.layers.0.mlp --check onnx --load-weights random "
     "--out weighted --force",

@@ -34,6 +34,7 @@ from llm_perf_opt.core.callgraph.runtime_log import write_runtime_log
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.hardware.calibration import write_calibration
+from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.output_files import PREFIX, cannot_write, scratch_folder, write_result
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import CALIBRATORS
@@ -49,6 +50,8 @@ from llm_perf_opt.serving.deployment_files import write_deployment
 from llm_perf_opt.serving.engine_command import EngineDeployment
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyStore, rows_table
+from llm_perf_opt.training.trainer_files import write_trainer
+from llm_perf_opt.training.training_run import TrainingMethod, TrainingPlan, TrainingRun, state_bytes
 from scripts.campaigns.file_kinds import LLAMA, made_calibration, small_module
 from scripts.campaigns.hostile_files import quiet
 from scripts.campaigns.rows import Row
@@ -109,6 +112,18 @@ def _page_of(view: object, place: Path) -> None:
         study_page("results", place / "page.html", force=True)
 
 
+def _training_run() -> TrainingRun:
+    return TrainingRun(
+        method=TrainingMethod(),
+        states=state_bytes("adamw", "mixed"),
+        plan=TrainingPlan(),
+        cluster=parse_cluster("h100-sxm"),
+        sequence=64,
+        micro_batch=1,
+        sequences=8,
+    )
+
+
 def _failed(place: Path) -> None:
     with failure_kept(place, ["a=1"]):
         raise PerfOptError("It failed.", why="on purpose", fix="none")
@@ -163,6 +178,7 @@ WRITERS: dict[str, Callable[[Any], Write]] = {
     "exported part": lambda world: lambda place: PartFiles("part", place).save_onnx(b"graph" * 500),
     "exported part with weights": lambda world: partial(_weighted, world.program),
     "files of a deployment": lambda _: lambda place: write_deployment(place, _deployment(), force=True),
+    "files of a trainer": lambda _: lambda place: write_trainer(place, "trl", "tiny", _training_run(), force=True),
     "part of a study": lambda _: _study_part,
     "manifest of a study": lambda _: _study_manifest,
     "folder for an engine": lambda world: world.adapter.write_engine_folder,

@@ -52,7 +52,7 @@ BY_TURNS = (
         'python -m scripts.page_python . "$scratch/run"',
         100,
     ),
-    ("pictures", 'bash scripts/pictures.sh "$scratch"', 60),
+    ("pictures", 'bash scripts/pictures.sh "$scratch"', 140),
     ("notebook", "for each in examples/*.ipynb; do python scripts/run_notebook.py $each; done", 140),
     (
         "guide",

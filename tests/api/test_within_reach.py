@@ -67,6 +67,7 @@ IN_PYTHON: dict[str, tuple[Callable[..., Any], ...]] = {
         lpo.CapacityAnswer.save_chrome_trace,
         Answer.save,
     ),
+    "train": (lpo.train, lpo.TrainAnswer.save_trainer, Answer.save),
     "engines install": (make,),
     "cache list": (store.entries,),
     "cache where": (store.store_folder,),
@@ -99,6 +100,10 @@ ONE_FOR_ANOTHER = {  # (verb, option) -> parameter, where a word of the command 
     ("serve", "price"): "prices",
     ("serve", "out"): "path",
     ("serve", "write"): "folder",
+    ("train", "measured"): "measured_tokens_per_s",
+    ("train", "out"): "path",
+    ("train", "price"): "prices",
+    ("train", "write"): "folder",
     ("engines install", "engine"): "folder",  # there is one engine, and its name is that of the package
     ("sweep", "output"): "decode_steps",
     ("sweep", "out"): "path",

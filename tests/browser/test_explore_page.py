@@ -12,6 +12,7 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.api.explore import explore_page, explored, explored_formats, why_no_page
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.formats.explore_html import explore_json, explore_page_text
 from tests.api.tiny_folders import llama_folder
 from tests.browser.chromium import chromium
@@ -151,7 +152,7 @@ def test_only_a_model_that_generates_has_a_page(made: Made, tmp_path: Path) -> N
 def test_a_page_is_never_overwritten_unasked(made: Made, tmp_path: Path) -> None:
     page = tmp_path / "model.html"
     page.write_text("mine")
-    with pytest.raises(lpo.PerfOptError):
+    with pytest.raises(PerfOptError):
         explore_page(made.answer, page)
     assert page.read_text() == "mine"
 

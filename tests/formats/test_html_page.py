@@ -171,11 +171,16 @@ def test_stages_have_the_colours_of_every_other_drawing() -> None:
 
 def test_bundled_libraries_are_the_locked_ones_and_bring_their_licences() -> None:
     lock = json.loads((ROOT / "web" / "package-lock.json").read_text("utf-8"))["packages"]
-    shipped = {name: entry for name, entry in lock.items() if name and not entry.get("dev")}
-    notice = page_file("vendor/libraries.js").splitlines()[0]
-    licences = page_file("vendor/LICENCES.txt")
-    for name, entry in shipped.items():
-        heading = f"{name.removeprefix('node_modules/')} {entry['version']} ({entry['license']})"
-        assert heading in notice
-        assert f"{heading}\n---" in licences
+    bundled = set()
+    for folder, file in {"graph_page": "vendor/libraries.js", "explore_page": "vendor/plot.js"}.items():
+        notice, licences = page_file(file, folder).splitlines()[0], page_file("vendor/LICENCES.txt", folder)
+        headings = re.findall(r"([\w@/.-]+) ([\d.]+) \(([\w.-]+)\)", notice)
+        assert len(headings) > 3
+        for name, version, licence in headings:
+            entry = lock[f"node_modules/{name}"]
+            assert (version, licence) == (entry["version"], entry["license"])
+            assert f"{name} {version} ({licence})\n---" in licences
+            bundled.add(name)
+    wanted = json.loads((ROOT / "web" / "package.json").read_text("utf-8"))["dependencies"]
+    assert wanted.keys() <= bundled
     assert [name for name, entry in lock.items() if "resolved" in entry] == []

@@ -7,7 +7,7 @@ from llm_perf_opt.costs.necessary.attention_sites import VisibleSpan
 from llm_perf_opt.costs.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineMatmul, Split
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.training_run import Method, StateBytes, TrainingPlan, TrainingRun
+from llm_perf_opt.training.training_run import StateBytes, TrainingMethod, TrainingPlan, TrainingRun
 
 HIDDEN, INNER, HEADS, WIDTH, LAYERS, VOCABULARY = 8, 16, 2, 4, 2, 32
 
@@ -83,7 +83,7 @@ def shape() -> ModelShape:
 
 def run(plan: TrainingPlan | None = None, **changed: object) -> TrainingRun:
     settings = {
-        "method": Method(),
+        "method": TrainingMethod(),
         "states": StateBytes(weights=4, gradients=4, states=8),
         "plan": plan or TrainingPlan(),
         "cluster": parse_cluster("8x h100-sxm"),

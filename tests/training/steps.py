@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.core.recorded_step import RecordedStep
+from llm_perf_opt.core.recorded_step import RecordedTrainingStep
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.harness.training_run import record_step
@@ -35,20 +35,20 @@ def tiny_llama(dtype: str = "float32", attention: str = "sdpa") -> Any:
     ).eval()
 
 
-def llama_step(**options: Any) -> tuple[RecordedStep, TrainingSetup]:
+def llama_step(**options: Any) -> tuple[RecordedTrainingStep, TrainingSetup]:
     """One step of the tiny decoder on 2 x 16 tokens."""
     setup = TrainingSetup(**{"micro_batch": 2, "sequence": 16, "dtype": "float32", "device": "cpu", **options})
     target = training_target("tiny", lambda: tiny_llama(setup.dtype, setup.attention), setup)
     return record_step(target, Engine(device=setup.device, autograd=True)), setup
 
 
-def own_step(build: Callable[[], torch.nn.Module], step: Callable[[Any], object]) -> RecordedStep:
+def own_step(build: Callable[[], torch.nn.Module], step: Callable[[Any], object]) -> RecordedTrainingStep:
     """A step in a script's own words, on a module of its own."""
     target = Target(model="own", phase="training step", workload={}, build=build, invoke=step)
     return record_step(target, Engine(device="cpu", autograd=True))
 
 
-def op_names(step: RecordedStep, phase: str) -> list[str]:
+def op_names(step: RecordedTrainingStep, phase: str) -> list[str]:
     """Names of the ops of a phase, in order."""
     graph = step.graph
     assert graph.ops is not None
@@ -56,7 +56,7 @@ def op_names(step: RecordedStep, phase: str) -> list[str]:
     return [names[row] for name, rows in step.ranges() if name == phase for row in rows]
 
 
-def module_of_op(step: RecordedStep, row: int) -> str | None:
+def module_of_op(step: RecordedTrainingStep, row: int) -> str | None:
     """The module that an op ran in; None outside any."""
     graph = step.graph
     assert graph.ops is not None and graph.calls is not None

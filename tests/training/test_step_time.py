@@ -21,7 +21,7 @@ from llm_perf_opt.training.rank_memory import stage_numbers
 from llm_perf_opt.training.step_communication import step_collectives
 from llm_perf_opt.training.step_kernels import Phase, micro_batch
 from llm_perf_opt.training.step_time import StepClock, step_time
-from llm_perf_opt.training.training_run import Method, Shard, TrainingPlan
+from llm_perf_opt.training.training_run import Shard, TrainingMethod, TrainingPlan
 from tests.training.shapes import HEADS, HIDDEN, LAYER_MATRICES, LAYERS, VOCABULARY, WIDTH, run, shape
 
 MATMULS = LAYER_MATRICES + HIDDEN * VOCABULARY
@@ -40,7 +40,7 @@ def test_flops_by_convention_are_those_worked_out_by_hand() -> None:
     assert rows[SIX_W_WHOLE].flops_per_token == 6 * MATMULS + 3 * whole
     assert rows[NECESSARY].flops_per_token == 6 * MATMULS + 3 * causal
     assert rows[HARDWARE].flops_per_token == 6 * MATMULS + 3 * causal + 2 * LAYER_MATRICES + causal
-    frozen = run(method=Method(kind="lora", rank=2))
+    frozen = run(method=TrainingMethod(kind="lora", rank=2))
     assert conventions(shape(), frozen)[FROZEN].flops_per_token == necessary_flops(shape(), frozen)
 
 

@@ -6,7 +6,7 @@ from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.training.rank_memory import rank_memory
 from llm_perf_opt.training.search import (
-    Fixed,
+    FixedChoices,
     changes,
     fastest,
     largest_micro_batch,
@@ -16,7 +16,7 @@ from llm_perf_opt.training.search import (
     repaired,
 )
 from llm_perf_opt.training.step_time import StepClock
-from llm_perf_opt.training.training_run import Method, TrainingRun
+from llm_perf_opt.training.training_run import TrainingMethod, TrainingRun
 from tests.training.shapes import run, shape
 
 
@@ -43,7 +43,7 @@ def test_the_longest_sequence_fits_and_the_next_does_not() -> None:
 
 def test_only_adapters_have_a_largest_rank() -> None:
     assert largest_rank(shape(), run()) is None
-    assert (largest_rank(shape(), run(method=Method(kind="lora", rank=4))) or 0) > 4
+    assert (largest_rank(shape(), run(method=TrainingMethod(kind="lora", rank=4))) or 0) > 4
 
 
 def test_every_plan_uses_all_gpus_and_pipelines_are_for_several_nodes() -> None:
@@ -56,7 +56,7 @@ def test_every_plan_uses_all_gpus_and_pipelines_are_for_several_nodes() -> None:
 
 
 def test_the_answer_is_the_fastest_of_those_that_fit() -> None:
-    found = fastest(shape(), run(sequences=64), Fixed(), clock())
+    found = fastest(shape(), run(sequences=64), FixedChoices(), clock())
     assert all(candidate.fits for candidate in found)
     rates = [candidate.tokens_per_s for candidate in found]
     assert rates == sorted(rates, reverse=True)
@@ -64,7 +64,7 @@ def test_the_answer_is_the_fastest_of_those_that_fit() -> None:
 
 
 def test_what_is_fixed_is_not_searched() -> None:
-    fixed = Fixed(recompute="full", micro_batch=2)
+    fixed = FixedChoices(recompute="full", micro_batch=2)
     found = fastest(shape(), run(sequences=64), fixed, clock())
     assert {(candidate.run.recompute, candidate.run.micro_batch) for candidate in found} == {("full", 2)}
 

@@ -10,7 +10,7 @@ import pytest
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.training.trainer_files import LAUNCH, SCRIPT, SETTINGS, write_trainer
-from llm_perf_opt.training.training_run import Method, Shard, TrainingPlan
+from llm_perf_opt.training.training_run import Shard, TrainingMethod, TrainingPlan
 from tests.training.shapes import run
 
 FSDP = TrainingPlan(gpus=2, shard=Shard.WEIGHTS, degree=2)
@@ -36,7 +36,7 @@ print("read back")
 
 def write(folder: Path, **changed: object) -> tuple[Path, ...]:
     settings = {
-        "method": Method(kind="qlora", rank=8),
+        "method": TrainingMethod(kind="qlora", rank=8),
         "cluster": parse_cluster("2x rtx-4090"),
         "sequence": 512,
         "micro_batch": 2,

@@ -359,9 +359,7 @@ def _advice(
     if joined is None or prepared.traces is None or device is None or not joined.measured:
         return None
     try:
-        return advice_answer(
-            prepared.traces.of(page), device, output=max(1, page.decode_steps), measured=joined.measured
-        )
+        return advice_answer(prepared.traces.of(page), device, output=page.decode_steps + 1, measured=joined.measured)
     except PerfOptError as error:
         failures[ADVICE] = failure_text(error)
         return None

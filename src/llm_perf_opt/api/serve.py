@@ -19,7 +19,7 @@ from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
 from llm_perf_opt.serving.capacity.replay_report import shares_table
-from llm_perf_opt.serving.capacity.search import taken_plan
+from llm_perf_opt.serving.capacity.search import SearchSpace, taken_plan
 from llm_perf_opt.serving.capacity.sizing import (
     HIGH_LOAD,
     MOST_GPUS,
@@ -43,7 +43,7 @@ from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import ServedDescription, ServedModel, engine_folder, known_model
 from llm_perf_opt.serving.served_trace import served_origin
-from llm_perf_opt.serving.speculation import read_speculation
+from llm_perf_opt.serving.speculation import Speculation, read_speculation
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
@@ -256,14 +256,9 @@ def serve(
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
-    speculation = read_speculation(speculate)
-    if speculation is not None and replay:
-        raise UsageError(
-            "Replays do not speculate.",
-            why="the step of a drafter is not part of a replay",
-            fix="leave one of the two out",
-        )
-    fixed_plan = replace(taken_plan(workload, slo, is_alone=False), speculation=speculation)
+    fixed_plan = replace(
+        taken_plan(workload, slo, is_alone=False), speculation=_speculation(speculate, is_replayed=replay)
+    )
     served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
     demand = Demand(
         mean=_mean_of(declared, served),
@@ -278,15 +273,37 @@ def serve(
     models = [served, *(served.with_engine(name) for name in engines[1:])]
     source = model.name if isinstance(model, TracedRun) else str(model)
     question = _Question(source, demand, declared, refused=[], choices=choices)
+    return _answered(question, models, fixed_plan, prices, is_replayed=replay)
+
+
+def _answered(
+    question: _Question,
+    models: Sequence[ServedModel],
+    space: SearchSpace,
+    prices: Mapping[str, float] | None,
+    *,
+    is_replayed: bool,
+) -> ServeAnswer:
     with shared_work():
         plans = [
             replace(fleet, price_per_hour=hourly_price(fleet.device, prices))
-            for fleet in sized_fleets(models, choices, demand, fixed_plan, question.refused)
+            for fleet in sized_fleets(models, question.choices, question.demand, space, question.refused)
         ]
-        answer = question.answer(served, ranked(plans), is_replayed=replay)
-    for answered in models:
-        answered.let_go()
+        answer = question.answer(models[0], ranked(plans), is_replayed=is_replayed)
+    for served in models:
+        served.let_go()
     return answer
+
+
+def _speculation(text: str | None, *, is_replayed: bool) -> Speculation | None:
+    speculation = read_speculation(text)
+    if speculation is not None and is_replayed:
+        raise UsageError(
+            "Replays do not speculate.",
+            why="the step of a drafter is not part of a replay",
+            fix="leave one of the two out",
+        )
+    return speculation
 
 
 def _has_drawn_lengths(declared: DeclaredTraffic) -> bool:

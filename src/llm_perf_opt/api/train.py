@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
@@ -21,7 +21,7 @@ from llm_perf_opt.training.model_flops import conventions
 from llm_perf_opt.training.model_shape import ModelShape, model_shape
 from llm_perf_opt.training.search import (
     Candidate,
-    Fixed,
+    FixedChoices,
     fastest,
     largest_micro_batch,
     largest_rank,
@@ -34,10 +34,6 @@ from llm_perf_opt.training.step_time import StepClock
 from llm_perf_opt.training.traced_layer import traced_layer
 from llm_perf_opt.training.train_report import Trained, report_of
 from llm_perf_opt.training.training_run import (
-    LOSSES,
-    PRECISIONS,
-    RECOMPUTATIONS,
-    WEIGHTS,
     TrainingPlan,
     TrainingRun,
     read_method,
@@ -123,22 +119,16 @@ def train(
     - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
     """
     cluster = parse_cluster(gpus, devices_file)
-    _check("recompute", recompute, RECOMPUTATIONS)
-    _check("precision", precision, PRECISIONS)
-    _check("loss", loss, LOSSES)
-    _check("states", states, WEIGHTS)
-    chosen = read_method(method)
-    fixed = Fixed(
-        plan=None if plan is None else read_plan(plan, cluster.count), recompute=recompute, micro_batch=micro_batch
-    )
+    split = None if plan is None else read_plan(plan, cluster.count)
+    fixed = FixedChoices(plan=split, recompute=recompute, micro_batch=micro_batch)
     base = TrainingRun(
-        method=chosen,
+        method=read_method(method),
         states=state_bytes(optimizer, states or "mixed"),
         plan=fixed.plan or TrainingPlan(gpus=cluster.count),
         cluster=cluster,
         sequence=seq,
-        micro_batch=micro_batch or 1,
-        sequences=global_batch or SEQUENCES_PER_GPU * cluster.count,
+        micro_batch=1 if micro_batch is None else micro_batch,
+        sequences=SEQUENCES_PER_GPU * cluster.count if global_batch is None else global_batch,
         recompute=recompute or "none",
         optimizer=optimizer,
         precision=precision,
@@ -150,10 +140,14 @@ def train(
     )
     shape = shape_of(str(model), trust_remote_code=trust_remote_code)
     if not compiled:
-        traced = traced_layer(model, chosen, shape.linear_names, trust_remote_code=trust_remote_code)
-        base = replace(base, traced=traced)
-    found = fastest(shape, base, fixed, StepClock.of(cluster))
-    return _answer(str(model), shape, found, tokens, measured_tokens_per_s, prices)
+        base = _with_traced_layer(base, model, shape, trust_remote_code)
+    candidates = fastest(shape, base, fixed, StepClock.of(cluster))
+    return _answer(str(model), shape, candidates, tokens, measured_tokens_per_s, prices)
+
+
+def _with_traced_layer(run: TrainingRun, model: str | Path, shape: ModelShape, trusts_code: bool) -> TrainingRun:
+    sizes = traced_layer(model, run.method, shape.linear_names, trust_remote_code=trusts_code)
+    return replace(run, traced=sizes)
 
 
 @cache
@@ -170,29 +164,22 @@ def shape_of(model: str, *, trust_remote_code: bool = False) -> ModelShape:
     return model_shape(graph)
 
 
-def _check(name: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise UsageError(
-            f"{name} cannot be {value[:60]!r}.", why=f"the choices are {', '.join(choices)}", fix="name one of them"
-        )
-
-
 def _answer(
     model: str,
     shape: ModelShape,
-    found: list[Candidate],
+    candidates: list[Candidate],
     tokens: float | None,
     measured_rate: float | None,
     prices: Mapping[str, float] | None,
 ) -> TrainAnswer:
-    best = found[0]
+    best = candidates[0]
     run, device = best.run, best.run.cluster.device
     price = hourly_price(device.id, prices)
     trained = Trained(
         model=model,
         shape=shape,
         best=best,
-        others=found if best.fits else (),
+        others=candidates if best.fits else (),
         repairs=None if best.fits else repaired(shape, run),
         largest=_largest(shape, run),
         tokens=tokens,

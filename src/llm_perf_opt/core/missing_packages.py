@@ -34,6 +34,15 @@ def cannot_run(package: str) -> CannotRunError:
     )
 
 
+def adapters_need_peft(cause: str) -> PerfOptError:
+    """The error for LoRA without the extra `train`."""
+    return PerfOptError(
+        "LoRA needs the package peft.",
+        why=f"adapters are put into the model by its own code, and it cannot be imported ({cause})",
+        fix="pip install 'llm-perf-opt[train]'",
+    )
+
+
 # Packages that pip knows under another name than `import` does, or that need more than their name.
 _PIP_NAMES = {
     "PIL": "pillow",

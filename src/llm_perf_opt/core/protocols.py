@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.export_outcome import ExportOptions, PartOutcome
     from llm_perf_opt.core.graph_view import GraphView
     from llm_perf_opt.core.hardware.calibration import Calibration
-    from llm_perf_opt.core.recorded_step import RecordedStep
+    from llm_perf_opt.core.recorded_step import RecordedTrainingStep
     from llm_perf_opt.core.report import Report
     from llm_perf_opt.core.source_figures import SourceFigures
     from llm_perf_opt.core.training_setup import TrainingSetup
@@ -120,7 +120,7 @@ class TakesOptions(Protocol):
 class TrainsOneStep(Protocol):
     """An adapter that can run a training step of its model without weights."""
 
-    def training_step(self, setup: TrainingSetup, routing: str | None = None) -> RecordedStep:
+    def training_step(self, setup: TrainingSetup, routing: str | None = None) -> RecordedTrainingStep:
         """Forward, loss and backward of each micro batch, and the optimizer."""
         ...
 

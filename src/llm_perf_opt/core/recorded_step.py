@@ -19,7 +19,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedStep:
+class RecordedTrainingStep:
     """One step as it ran; numbers are rows of its graph."""
 
     graph: CallGraph

@@ -23,7 +23,7 @@ from torch.optim import optimizer as optimizers
 
 from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind, TensorMeta
 from llm_perf_opt.core.interrupts import InterruptsWait
-from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, OPTIMIZER, RecordedStep, Stretch
+from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, OPTIMIZER, RecordedTrainingStep, Stretch
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.module_calls import watch_forwards
@@ -196,14 +196,14 @@ class StepBuilder(CallGraphBuilder):
         self._around = chain
 
 
-def record_step(target: Target, engine: Engine) -> RecordedStep:
+def record_step(target: Target, engine: Engine) -> RecordedTrainingStep:
     """Run a target that trains, once, on an engine with autograd. What it prepares is no part of the step."""
     with engine, torch.no_grad():
         model = engine.adopt(target.build())
     builder, memory, facts = engine.run(lambda: _recorded(target, engine, model))
     settings = {"routing": engine.oracle.routing.name, "device": engine.disguise.shown}
     graph = finished_graph(builder, target, facts, "weightless", settings, notes=engine.oracle.revisions())
-    return RecordedStep(
+    return RecordedTrainingStep(
         graph=graph,
         stretches=tuple(builder.stretches),
         recomputed=tuple(builder.recomputed),

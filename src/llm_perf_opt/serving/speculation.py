@@ -83,11 +83,11 @@ def read_speculation(text: str | None) -> Speculation | None:
     """`mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: the drafter, drafts in a step, the chance that one is kept."""
     if text is None:
         return None
-    found = _FORM.fullmatch(text.strip())
-    if found is None or not 1 <= int(found[2]) <= MOST_DRAFTS:
+    match = _FORM.fullmatch(text.strip())
+    if match is None or not 1 <= int(match[2]) <= MOST_DRAFTS:
         raise UsageError(
             f"{text[:60]!r} is not a way to speculate.",
             why=f"it takes a drafter (mtp, eagle, ngram), 1 to {MOST_DRAFTS} drafts, and an acceptance from 0 to 1",
             fix="write mtp:3@0.8",
         )
-    return Speculation(drafter=Drafter(found[1]), tokens=int(found[2]), acceptance=float(found[3]))
+    return Speculation(drafter=Drafter(match[1]), tokens=int(match[2]), acceptance=float(match[3]))

@@ -100,27 +100,14 @@ def _in_format(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...]
     rebuilt = _RebuiltIn(own.program, own.region, own.sampled, wanted, phases, phase)
     costs = rebuilt.fit(lambda graph: {name: costs_of(graph)[name] for name in (_BYTES_MOVED, PEAK)}).forms
     needs, peak = _needs(need_forms(rebuilt)), costs.get(PEAK)
-    # Weights in another format leave the activations and the cache as they are; no format changes what is computed.
-    is_as_stored, stored = wanted.cache is None, _needs(cell.needs)
+    # Weights in another format leave the activations and the cache as they are.
+    is_as_stored = wanted.cache is None
     return {
         **needs,
-        "necessary": _computed_as(stored["necessary"], needs["necessary"]),
-        "cache_bytes": stored["cache_bytes"] if is_as_stored else None,
+        "cache_bytes": _needs(cell.needs)["cache_bytes"] if is_as_stored else None,
         _BYTES_MOVED: _known(costs.get(_BYTES_MOVED)),
         PEAK: _figure(cell, PEAK) if is_as_stored else None if peak is None else [_form(peak)],
     }
-
-
-def _computed_as(stored: list[Data] | None, changed: list[Data] | None) -> list[Data] | None:
-    """Necessary work with the bytes of one format and the FLOPs of the other."""
-    if stored is None or changed is None:
-        return None
-    if [stage["stage"] for stage in stored] != [stage["stage"] for stage in changed]:
-        return None
-    return [
-        {**other, "flops": stage["flops"], "forwards": stage["forwards"]}
-        for stage, other in zip(stored, changed, strict=True)
-    ]
 
 
 def _needs(needs: NeedForms) -> Data:

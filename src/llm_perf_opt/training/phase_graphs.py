@@ -14,12 +14,12 @@ from itertools import accumulate
 from llm_perf_opt.core.callgraph import CallGraph, aggregates
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, tensor_offsets
 from llm_perf_opt.core.callgraph.records import CallColumns, Coverage, OpColumns, StorageColumns
-from llm_perf_opt.core.recorded_step import PHASES, RecordedStep
+from llm_perf_opt.core.recorded_step import PHASES, RecordedTrainingStep
 
 _BORN_IN_A_RUN = ("activation", "scratch")
 
 
-def phase_graphs(step: RecordedStep) -> tuple[CallGraph, ...]:
+def phase_graphs(step: RecordedTrainingStep) -> tuple[CallGraph, ...]:
     """The phases that ran any op, in the order of a step."""
     graphs = []
     for phase in PHASES:

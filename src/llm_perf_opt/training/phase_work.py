@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, path_pattern
 from llm_perf_opt.core.callgraph.records import OpKind
-from llm_perf_opt.core.recorded_step import PHASES, RecordedStep
+from llm_perf_opt.core.recorded_step import PHASES, RecordedTrainingStep
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.ops.cost import OpCost, elements, operand
@@ -33,7 +33,7 @@ class _Tally:
 Times = Callable[[int], int]  # op -> how often it runs in the step that is described
 
 
-def phase_work(step: RecordedStep, times: Times) -> tuple[PhaseWork, ...]:
+def phase_work(step: RecordedTrainingStep, times: Times) -> tuple[PhaseWork, ...]:
     """The work of every phase; `times` says how often an op of the recording runs in the whole step."""
     graph = step.graph
     ops, families = ops_of(graph), _families(step)
@@ -49,7 +49,7 @@ def phase_work(step: RecordedStep, times: Times) -> tuple[PhaseWork, ...]:
     return tuple(_work(phase, tallies[phase], graph.op_kinds) for phase in PHASES)
 
 
-def _families(step: RecordedStep) -> Mapping[int, str]:
+def _families(step: RecordedTrainingStep) -> Mapping[int, str]:
     """Call -> its module with `*` for numbers; -1, outside any call, has none."""
     patterns = [path_pattern(path) for path in step.graph.paths]
     return {-1: "", **{row: patterns[path] for row, path in enumerate(calls_of(step.graph).path)}}

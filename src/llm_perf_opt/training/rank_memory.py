@@ -19,12 +19,12 @@ from llm_perf_opt.training.training_run import FULL, QLORA, Shard, TrainingRun
 
 QUANTISED_BYTES = 0.516  # nf4 with double quantisation: 4 bits, 8 for each block of 64, 32 for 256 of those
 _TWO, _FOUR = 2, 4  # bytes of bf16 and of fp32
-# Of one logit: itself in bf16, its log-softmax, the gradient of the loss and that of the softmax in fp32.
+# Of one logit: itself in bf16, its log-softmax, the gradients of the loss and of the softmax in fp32.
 _LOGITS_BYTES = {"whole": 14.0, "chunked": 14.0 / 8, "fused": 0.0}
-_PREFETCHED = 2  # layers whose gathered weights are there at once
+_PREFETCHED = 2  # layers with gathered weights at once
 
 
-class Kind(StrEnum):
+class HeldKind(StrEnum):
     """What memory of a rank is for."""
 
     WEIGHTS = "weights"
@@ -37,13 +37,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class TrainingMemory:
     """The fullest rank at its fullest moment, in bytes of allocated tensors.
 
     `reserved_allowance` is what PyTorch's allocator keeps beyond them, `context_bytes` what CUDA and NCCL take.
     """
 
-    by_kind: Mapping[Kind, float]
+    by_kind: Mapping[HeldKind, float]
     moment: str
     stage: int
     reserved_allowance: float
@@ -66,19 +66,19 @@ _CONTEXT_BYTES = 600 * 2**20
 _NCCL_BYTES = 800 * 2**20  # channels and buffers of several communicators
 
 
-def rank_memory(shape: ModelShape, run: TrainingRun) -> RankMemory:
+def rank_memory(shape: ModelShape, run: TrainingRun) -> TrainingMemory:
     """The memory of the fullest pipeline stage: the first holds most micro batches, the last holds the logits."""
     stages = {0, run.plan.pp - 1}
     return max((_of_stage(shape, run, stage) for stage in sorted(stages)), key=lambda memory: memory.needed)
 
 
-def _of_stage(shape: ModelShape, run: TrainingRun, stage: int) -> RankMemory:
+def _of_stage(shape: ModelShape, run: TrainingRun, stage: int) -> TrainingMemory:
     numbers = stage_numbers(shape, run, stage)
     static = _static(shape, run, numbers)
     moments = dict(_moments(shape, run, stage, numbers, static))
     moment = max(moments, key=lambda name: sum(moments[name].values()))
-    by_kind = {kind: moments[moment].get(kind, 0.0) for kind in Kind}
-    return RankMemory(
+    by_kind = {kind: moments[moment].get(kind, 0.0) for kind in HeldKind}
+    return TrainingMemory(
         by_kind=by_kind,
         moment=moment,
         stage=stage,
@@ -88,27 +88,27 @@ def _of_stage(shape: ModelShape, run: TrainingRun, stage: int) -> RankMemory:
 
 
 def _moments(
-    shape: ModelShape, run: TrainingRun, stage: int, numbers: StageNumbers, static: Mapping[Kind, float]
-) -> Iterator[tuple[str, Mapping[Kind, float]]]:
+    shape: ModelShape, run: TrainingRun, stage: int, numbers: StageNumbers, static: Mapping[HeldKind, float]
+) -> Iterator[tuple[str, Mapping[HeldKind, float]]]:
     layer = layer_activations(shape, run)
     layers = shape.layers / run.plan.pp
     saved = layer.kept * layers * _in_flight(run, stage)
-    gradients = static[Kind.GRADIENTS]
-    held = {**static, Kind.GRADIENTS: gradients if run.micro_batches > 1 else 0.0}
+    gradients = static[HeldKind.GRADIENTS]
+    held = {**static, HeldKind.GRADIENTS: gradients if run.micro_batches > 1 else 0.0}
     gathered, layer_gradients = _gathered(shape, run, numbers)
     working = layer.working + layer_gradients + _dequantised(shape, run)
     if stage == run.plan.pp - 1:
         logits = run.rank_tokens / run.plan.tp * shape.vocabulary * _LOGITS_BYTES[run.loss]
-        yield "loss", {**held, Kind.ACTIVATIONS: saved, Kind.LOGITS: logits, Kind.GATHERED: gathered}
+        yield "loss", {**held, HeldKind.ACTIVATIONS: saved, HeldKind.LOGITS: logits, HeldKind.GATHERED: gathered}
     recomputed = layer.saved - layer.kept if run.recompute != "none" else 0.0
-    first = {**held, Kind.ACTIVATIONS: saved, Kind.WORKING: working + recomputed, Kind.GATHERED: gathered}
+    first = {**held, HeldKind.ACTIVATIONS: saved, HeldKind.WORKING: working + recomputed, HeldKind.GATHERED: gathered}
     yield "first layer of the backward", first
     last = saved - layer.kept * (layers - 1)  # only one layer of this micro batch is left
     yield (
         "last layer of the backward",
-        {**static, Kind.ACTIVATIONS: last, Kind.WORKING: working + recomputed, Kind.GATHERED: gathered},
+        {**static, HeldKind.ACTIVATIONS: last, HeldKind.WORKING: working + recomputed, HeldKind.GATHERED: gathered},
     )
-    yield "optimizer", {**static, Kind.WORKING: 0.0}
+    yield "optimizer", {**static, HeldKind.WORKING: 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def linear_layers(shape: ModelShape, matmul: EngineMatmul) -> int:
     return 2 if matmul.part is DecoderPart.MLP and matmul.split is Split.COLUMNS and is_gated(shape.blocks) else 1
 
 
-def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[Kind, float]:
+def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[HeldKind, float]:
     """Weights, gradients and states, shared out as the plan says."""
     plan, states = run.plan, run.states
     shares = (
@@ -185,21 +185,21 @@ def _static(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> dict[
         return dense / plan.shard_ranks + experts / plan.expert_shard_ranks
 
     if run.offloads:
-        return {Kind.WEIGHTS: 0.0, Kind.GRADIENTS: 0.0, Kind.STATES: 0.0}
+        return {HeldKind.WEIGHTS: 0.0, HeldKind.GRADIENTS: 0.0, HeldKind.STATES: 0.0}
     trained, trained_experts, frozen = _trained(run, numbers)
     factor = shape.factored_numbers / shape.parameters if states.factored else 1.0
     return {
-        Kind.WEIGHTS: shared(
+        HeldKind.WEIGHTS: shared(
             trained * states.weights + frozen[0], trained_experts * states.weights + frozen[1], shares[0]
         ),
-        Kind.GRADIENTS: shared(trained, trained_experts, shares[1]) * states.gradients,
-        Kind.STATES: shared(trained, trained_experts, shares[2]) * states.states * factor,
+        HeldKind.GRADIENTS: shared(trained, trained_experts, shares[1]) * states.gradients,
+        HeldKind.STATES: shared(trained, trained_experts, shares[2]) * states.states * factor,
     }
 
 
 def held_bytes(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -> float:
     """Weights of one rank, wherever they are."""
-    return _static(shape, replace(run, offloads=False), numbers)[Kind.WEIGHTS]
+    return _static(shape, replace(run, offloads=False), numbers)[HeldKind.WEIGHTS]
 
 
 def _trained(run: TrainingRun, numbers: StageNumbers) -> tuple[float, float, tuple[float, float]]:
@@ -234,7 +234,7 @@ def _dequantised(shape: ModelShape, run: TrainingRun) -> float:
 
 
 def _in_flight(run: TrainingRun, stage: int) -> float:
-    """Micro batches whose activations a stage holds at once under 1F1B; interleaved chunks hold a little more."""
+    """Micro batches with activations that a stage holds at once under 1F1B; interleaved chunks hold a little more."""
     plan = run.plan
     if plan.pp == 1:
         return 1.0
@@ -281,7 +281,7 @@ def _matmul_bytes(matmul: EngineMatmul) -> float:
 
 
 def _gate_bytes(shape: ModelShape) -> float:
-    """The result of an activation function that eager PyTorch keeps apart from its product with the other half."""
+    """The result of an activation function that eager PyTorch keeps apart from what it is multiplied by."""
     rows = (m for m in shape.layer_matmuls if m.part is DecoderPart.MLP and m.split is Split.ROWS)
     return sum(matmul.depth * matmul.layers for matmul in rows) * _TWO / max(1, shape.layers)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.rank_memory import RankMemory, rank_memory
-from llm_perf_opt.training.step_time import StepClock, StepTime, step_time
-from llm_perf_opt.training.training_run import FULL, QLORA, Method, Shard, TrainingPlan, TrainingRun
+from llm_perf_opt.training.rank_memory import TrainingMemory, rank_memory
+from llm_perf_opt.training.step_time import StepClock, TrainingStepTime, step_time
+from llm_perf_opt.training.training_run import FULL, QLORA, Shard, TrainingMethod, TrainingPlan, TrainingRun
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _PLAN_SIZES = (1, 2, 4, 8)
@@ -22,8 +22,8 @@ class Candidate:
     """One way to run it. `time` is None where it was not asked for because the memory does not suffice."""
 
     run: TrainingRun
-    memory: RankMemory
-    time: StepTime | None
+    memory: TrainingMemory
+    time: TrainingStepTime | None
 
     @property
     def fits(self) -> bool:
@@ -42,7 +42,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class FixedChoices:
     """What the caller chose; None: it is searched."""
 
     plan: TrainingPlan | None = None
@@ -55,7 +55,7 @@ def measured(shape: ModelShape, run: TrainingRun, clock: StepClock) -> Candidate
     return Candidate(run=run, memory=rank_memory(shape, run), time=step_time(shape, run, clock))
 
 
-def fastest(shape: ModelShape, base: TrainingRun, fixed: Fixed, clock: StepClock) -> list[Candidate]:
+def fastest(shape: ModelShape, base: TrainingRun, fixed: FixedChoices, clock: StepClock) -> list[Candidate]:
     """Every run that fits, fastest first; where none fits, the ones that lack least, without a time."""
     fitting: list[Candidate] = []
     lacking: list[Candidate] = []
@@ -78,7 +78,7 @@ def _worth_timing(fitting: list[Candidate]) -> Iterator[Candidate]:
         yield from sorted(group, key=lambda candidate: -candidate.run.micro_batch)[:2]
 
 
-def _runs(shape: ModelShape, base: TrainingRun, fixed: Fixed) -> Iterator[TrainingRun]:
+def _runs(shape: ModelShape, base: TrainingRun, fixed: FixedChoices) -> Iterator[TrainingRun]:
     plans = [fixed.plan] if fixed.plan is not None else list(plans_of(shape, base))
     for plan in plans:
         for recompute in (fixed.recompute,) if fixed.recompute else ("none", "selective", "full"):
@@ -122,7 +122,7 @@ def _expert_ranks(shape: ModelShape, ranks: int) -> tuple[int, ...]:
     return tuple(size for size in (1, 8, 16, 32, 64) if size == 1 or (experts % size == 0 and ranks % size == 0))
 
 
-def _shards(method: Method, pp: int) -> tuple[Shard, ...]:
+def _shards(method: TrainingMethod, pp: int) -> tuple[Shard, ...]:
     """Gathering weights for every micro batch of a pipeline is not done: its stages share the states alone."""
     return (Shard.NOTHING, Shard.STATES) if pp > 1 else (Shard.NOTHING, Shard.WEIGHTS)
 
@@ -158,7 +158,7 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RunChange:
     """A change of a run that does not fit, and the run with it; `options` are its words on the command line."""
 
     what: str
@@ -166,40 +166,40 @@ class Change:
     run: TrainingRun
 
 
-def changes(run: TrainingRun) -> Iterator[Change]:
+def changes(run: TrainingRun) -> Iterator[RunChange]:
     """From the one that costs least to the one that changes most."""
     if run.recompute != "full":
-        yield Change(what="recompute all layers", options="--recompute full", run=replace(run, recompute="full"))
+        yield RunChange(what="recompute all layers", options="--recompute full", run=replace(run, recompute="full"))
     if run.loss == "whole":
-        yield Change(what="fuse the loss", options="--loss fused", run=replace(run, loss="fused"))
+        yield RunChange(what="fuse the loss", options="--loss fused", run=replace(run, loss="fused"))
     if run.micro_batch > 1:
-        yield Change(what="micro batch 1", options="--micro-batch 1", run=replace(run, micro_batch=1))
+        yield RunChange(what="micro batch 1", options="--micro-batch 1", run=replace(run, micro_batch=1))
     plan = run.plan
     if plan.data_ranks > 1 and plan.shard is not Shard.WEIGHTS:
         sharded = replace(plan, shard=Shard.WEIGHTS, degree=plan.data_ranks)
-        yield Change(what="shard the weights", options=f"--plan {sharded}", run=replace(run, plan=sharded))
+        yield RunChange(what="shard the weights", options=f"--plan {sharded}", run=replace(run, plan=sharded))
     if run.method.kind == FULL:
-        adapters = replace(run, method=Method(kind="lora", rank=16))
-        yield Change(what="train adapters", options="--method lora:16", run=adapters)
+        adapters = replace(run, method=TrainingMethod(kind="lora", rank=16))
+        yield RunChange(what="train adapters", options="--method lora:16", run=adapters)
     if run.method.kind != QLORA:
         rank = run.method.rank or 16
-        packed = replace(run, method=Method(kind=QLORA, rank=rank))
-        yield Change(what="adapters on a 4-bit model", options=f"--method qlora:{rank}", run=packed)
+        packed = replace(run, method=TrainingMethod(kind=QLORA, rank=rank))
+        yield RunChange(what="adapters on a 4-bit model", options=f"--method qlora:{rank}", run=packed)
     if not run.offloads and run.plan.gpus > 1:
         whole = TrainingPlan(gpus=plan.gpus, shard=Shard.WEIGHTS, degree=plan.gpus)
-        yield Change(
+        yield RunChange(
             what="keep weights and states in the host's memory",
             options=f"--offload --plan {whole}",
             run=replace(run, offloads=True, plan=whole),
         )
 
 
-def repaired(shape: ModelShape, run: TrainingRun) -> list[Change] | None:
+def repaired(shape: ModelShape, run: TrainingRun) -> list[RunChange] | None:
     """The single change that makes a run fit; else as many as are needed, in their order; None: all do not suffice."""
     single = next((change for change in changes(run) if _fits(shape, change.run)), None)
     if single is not None:
         return [single]
-    made: list[Change] = []
+    made: list[RunChange] = []
     for _ in range(8):
         change = next((change for change in changes(run) if change.options not in [m.options for m in made]), None)
         if change is None:

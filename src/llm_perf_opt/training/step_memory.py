@@ -12,7 +12,7 @@ from itertools import accumulate
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, path_pattern, tensor_offsets
 from llm_perf_opt.core.callgraph.records import StorageColumns, TensorMeta
-from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, PHASES, RecordedStep
+from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, PHASES, RecordedTrainingStep
 from llm_perf_opt.training.step_record import MemoryAtPeak, MemoryKind, MemoryPoint, TensorAlive
 
 POINTS = 400  # of the curve over time, about
@@ -28,7 +28,7 @@ _SCRATCH = "scratch"
 class StepMemory:
     """The kind of every storage, and the bytes of each kind alive while each op ran."""
 
-    step: RecordedStep
+    step: RecordedTrainingStep
     kinds: tuple[MemoryKind, ...]
     by_kind: Mapping[MemoryKind, array[int]]
     total: array[int]
@@ -38,7 +38,7 @@ class StepMemory:
         return {kind: column[op] for kind, column in self.by_kind.items()}
 
 
-def memory_of(step: RecordedStep) -> StepMemory:
+def memory_of(step: RecordedTrainingStep) -> StepMemory:
     """Every storage gets one kind, and the live bytes of each kind are summed op by op."""
     storages = _storages_of(step.graph)
     kinds = tuple(_kinds(step, storages))
@@ -51,7 +51,7 @@ def memory_of(step: RecordedStep) -> StepMemory:
     return StepMemory(step, kinds, by_kind, total)
 
 
-def _kinds(step: RecordedStep, storages: StorageColumns) -> Iterator[MemoryKind]:
+def _kinds(step: RecordedTrainingStep, storages: StorageColumns) -> Iterator[MemoryKind]:
     saved = SavedActivations(step)
     for row, (origin, born, freed) in enumerate(zip(storages.origin, storages.born_op, storages.freed_op, strict=True)):
         if origin in _WEIGHTS:
@@ -75,7 +75,7 @@ class SavedActivations:
     that a backward runs again, and are alive when that ends.
     """
 
-    def __init__(self, step: RecordedStep) -> None:
+    def __init__(self, step: RecordedTrainingStep) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         ranges = list(step.ranges())

@@ -39,7 +39,7 @@ _DENSE_SPREAD, _EXPERTS_SPREAD = (0.8, 1.5), (0.75, 2.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedCollective:
+class StepCollectiveTime:
     """Collectives of a step with the time they would take alone; None: not known, and `why` says it."""
 
     collective: StepCollective
@@ -48,12 +48,12 @@ class TimedCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class TrainingStepTime:
     """Seconds of an optimizer step: `band` is the sum of `phases`."""
 
     band: Band
     phases: Mapping[Phase, Band]
-    collectives: tuple[TimedCollective, ...]
+    collectives: tuple[StepCollectiveTime, ...]
     unknown: tuple[str, ...]  # collectives without a time: they are in no figure
 
     @property
@@ -128,7 +128,7 @@ class StepClock:
         return total
 
 
-def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime:
+def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> TrainingStepTime:
     """The time of one optimizer step: every stage is as slow as the last, which has the head."""
     batch, micro = micro_batch(shape, run), run.micro_batches
     attention = clock.all(batch.attention)
@@ -162,7 +162,7 @@ def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> StepTime
     fast, slow = _EXPERTS_SPREAD if shape.blocks.experts else _DENSE_SPREAD
     phases = {phase: _spread(band, fast, slow) for phase, band in phases.items()}
     least = clock.least_s(necessary_flops(shape, run) * run.step_tokens / run.plan.gpus, run.precision)
-    return StepTime(
+    return TrainingStepTime(
         band=sum(phases.values(), NOTHING).expected_at_least(least).at_least(least),
         phases=phases,
         collectives=collectives,
@@ -217,7 +217,7 @@ def _optimizer(run: TrainingRun, numbers: StageNumbers, clock: StepClock) -> Ban
 
 def _timed(
     shape: ModelShape, run: TrainingRun, numbers: StageNumbers, clock: StepClock, busy: Band, one_backward: Band
-) -> Iterable[TimedCollective]:
+) -> Iterable[StepCollectiveTime]:
     """Each axis with what hides it: layers hide the gathering of the next, the last backward hides the gradients."""
     for collective in step_collectives(shape, run, numbers):
         kernel = Kernel(
@@ -231,7 +231,7 @@ def _timed(
         each = clock.each(kernel)
         alone = None if each is None else each.times(collective.count)
         hides = {"nothing": NOTHING, "layers": busy, "backward": one_backward}[collective.hidden_by]
-        yield TimedCollective(
+        yield StepCollectiveTime(
             collective=collective, alone=alone, exposed=NOTHING if alone is None else _exposed(alone, hides, collective)
         )
 

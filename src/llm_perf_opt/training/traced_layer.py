@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.missing_packages import adapters_need_peft
 from llm_perf_opt.core.store import stored_record
 from llm_perf_opt.tracing.origin import find_origin
 from llm_perf_opt.tracing.stored_traces import trace_ingredients
 from llm_perf_opt.training.step_record import TrainingSetup
-from llm_perf_opt.training.training_run import FULL, Method, TracedSizes
+from llm_perf_opt.training.training_run import FULL, TracedSizes, TrainingMethod
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +20,7 @@ _TOKENS = 1024  # of the traced step: what a layer saves is proportional to its 
 
 
 def traced_layer(
-    source: str | Path, method: Method, targets: tuple[str, ...], *, trust_remote_code: bool = False
+    source: str | Path, method: TrainingMethod, targets: tuple[str, ...], *, trust_remote_code: bool = False
 ) -> TracedSizes | None:
     """From a trace of the step, or from a stored one; None: no step of this model can be traced, and the log says why.
 
@@ -37,6 +39,8 @@ def traced_layer(
     def traced() -> TracedSizes:
         from llm_perf_opt.training.training_step import trace_training_step
 
+        if method.has_adapters and find_spec("peft") is None:
+            raise adapters_need_peft("it is not installed")
         step = trace_training_step(source, setup, trust_remote_code=trust_remote_code)
         return TracedSizes(saved=step.layer_saved_bytes / _TOKENS, kept=step.layer_input_bytes / _TOKENS)
 

@@ -10,7 +10,7 @@ from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.training.model_flops import conventions, necessary_flops, necessary_name
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.search import Candidate, Change
+from llm_perf_opt.training.search import Candidate, RunChange
 from llm_perf_opt.training.step_kernels import Phase
 from llm_perf_opt.training.training_run import TrainingRun
 
@@ -36,7 +36,7 @@ class Trained:
     shape: ModelShape
     best: Candidate
     others: Sequence[Candidate]
-    repairs: Sequence[Change] | None
+    repairs: Sequence[RunChange] | None
     largest: Mapping[str, int | None]
     tokens: float | None
     measured_tokens_per_s: float | None
@@ -251,7 +251,7 @@ def _limits(trained: Trained) -> Table:
     return Table(title=LIMITS, columns=(Column("with the rest as above"), Column("largest", Kind.COUNT)), rows=rows)
 
 
-def _search(found: Sequence[Candidate]) -> Table:
+def _search(candidates: Sequence[Candidate]) -> Table:
     columns = (
         Column("plan"),
         Column("recompute"),
@@ -267,7 +267,7 @@ def _search(found: Sequence[Candidate]) -> Table:
             round(each.tokens_per_s) if each.time is not None else None,
             round(each.memory.taken),
         )
-        for each in found[:_MOST_RUNS]
+        for each in candidates[:_MOST_RUNS]
     )
     return Table(title=SEARCH, columns=columns, rows=rows)
 
@@ -279,8 +279,7 @@ def _notes(best: Candidate) -> Iterator[Note]:
     )
     if best.time is not None and best.time.unknown:
         yield Note(
-            f"No time is known for: {', '.join(best.time.unknown)}. It is in no figure; name a cluster whose links are "
-            "known.",
+            f"No time is known for: {', '.join(best.time.unknown)}. It is in no figure; name one with known links.",
             Level.WARNING,
         )
     if best.run.micro_batches > 1:

@@ -14,12 +14,13 @@ RECOMPUTATIONS = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 LOSSES = ("whole", "chunked", "fused")
 WEIGHTS = ("mixed", "bf16", "master")
+_CHOICES = {"recompute": RECOMPUTATIONS, "precision": PRECISIONS, "loss": LOSSES}
 FULL, LORA, QLORA = METHODS = ("full", "lora", "qlora")
 DEFAULT_RANK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class TrainingMethod:
     """Which weights are trained. `rank` is of the adapters; 0: there are none. `trains_tables`: the embedding as well.
 
     Adapters are on every linear layer of the decoder, or on the attention alone. The routed experts are adapted where
@@ -41,7 +42,7 @@ class Method:
         return f"{self.kind}:{self.rank}" if self.has_adapters else self.kind
 
 
-def read_method(text: str) -> Method:
+def read_method(text: str) -> TrainingMethod:
     """`full`, `lora:16`, `qlora:64`."""
     match = re.fullmatch(r"(full|lora|qlora)(?::(\d{1,5}))?", text.strip().lower())
     if match is None or (match[1] == FULL and match[2]) or match[2] == "0":
@@ -50,7 +51,7 @@ def read_method(text: str) -> Method:
             why="it is full, or lora or qlora with the rank of the adapters",
             fix="write --method full, --method lora:16 or --method qlora:16",
         )
-    return Method(kind=match[1], rank=0 if match[1] == FULL else int(match[2] or DEFAULT_RANK))
+    return TrainingMethod(kind=match[1], rank=0 if match[1] == FULL else int(match[2] or DEFAULT_RANK))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,14 @@ _EIGHT_BITS = 2 * (1 + 4 / 256)  # bitsandbytes: two numbers in 8 bits, and a sc
 OPTIMIZERS = (*_STATES_OF, "adamw8bit", "paged-adamw8bit", "adafactor")
 
 
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the choices."""
+    if value not in choices:
+        raise UsageError(
+            f"{name} cannot be {value[:60]!r}.", why=f"the choices are {', '.join(choices)}", fix="name one of them"
+        )
+
+
 def state_bytes(optimizer: str, weights: str) -> StateBytes:
     """What torch and bitsandbytes allocate.
 
@@ -85,6 +94,7 @@ def state_bytes(optimizer: str, weights: str) -> StateBytes:
             why=f"known are {', '.join(OPTIMIZERS)}",
             fix="name one of them",
         )
+    check_choice("states", weights, WEIGHTS)
     stored, gradients, master = _WEIGHTS_OF[weights]
     if optimizer.endswith("8bit"):
         return StateBytes(weights=stored, gradients=gradients, states=master + _EIGHT_BITS)
@@ -213,7 +223,7 @@ class TrainingRun:
     `is_resharded`: weights that were gathered for the forward are gathered again for the backward.
     """
 
-    method: Method
+    method: TrainingMethod
     states: StateBytes
     plan: TrainingPlan
     cluster: Cluster
@@ -232,6 +242,17 @@ class TrainingRun:
     offloads: bool = False  # weights, gradients and states are in the memory of the host
     has_own_attention: bool = False  # kernels of the device, as Transformer Engine runs them
 
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name in ("sequence", "micro_batch", "sequences"):
+            if getattr(self, name) < 1:
+                raise UsageError(
+                    f"A run cannot have {getattr(self, name)} of {name.replace('_', ' ')}.",
+                    why="a step trains on at least one token",
+                    fix="give a number of at least 1",
+                )
+
     @property
     def micro_batches(self) -> int:
         """Of one rank in an optimizer step."""
@@ -239,7 +260,7 @@ class TrainingRun:
 
     @property
     def rank_tokens(self) -> float:
-        """Of one micro batch on one rank, whose tensor-parallel neighbours share them."""
+        """Of one micro batch on one rank; its tensor-parallel neighbours share them."""
         return self.micro_batch * self.sequence / self.plan.cp
 
     @property

@@ -20,7 +20,7 @@ from llm_perf_opt.core.callgraph.records import Parameter
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.module_selection import layer_experts
 from llm_perf_opt.core.protocols import TrainsOneStep
-from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, RecordedStep
+from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, RecordedTrainingStep
 from llm_perf_opt.core.run_lock import OneRun, RunWatch
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.core.training_setup import TrainingSetup
@@ -51,7 +51,7 @@ def trace_training_step(
     return step_of(origin.model, _recorded(origin, setup, routing), setup)
 
 
-def _recorded(origin: Origin, setup: TrainingSetup, routing: str | None) -> RecordedStep:
+def _recorded(origin: Origin, setup: TrainingSetup, routing: str | None) -> RecordedTrainingStep:
     adapter = origin.adapter
     if not isinstance(adapter, TrainsOneStep):
         raise UsageError(
@@ -64,7 +64,7 @@ def _recorded(origin: Origin, setup: TrainingSetup, routing: str | None) -> Reco
         return adapter.training_step(run, routing)
 
 
-def step_of(model: str, recorded: RecordedStep, setup: TrainingSetup) -> TrainingStep:
+def step_of(model: str, recorded: RecordedTrainingStep, setup: TrainingSetup) -> TrainingStep:
     """The figures of a step that ran as many micro batches as asked for, or the first two of them."""
     memory = memory_of(recorded)
     by_phase = peaks(memory)
@@ -104,7 +104,7 @@ def _most(memory: StepMemory, kind: MemoryKind) -> int:
 class _Times:
     """How often an op runs: the last micro batch that ran counts for all that follow."""
 
-    def __init__(self, step: RecordedStep, micro_batches: int) -> None:
+    def __init__(self, step: RecordedTrainingStep, micro_batches: int) -> None:
         ends = [rows.stop for phase, rows in step.ranges() if phase == BACKWARD]
         self._start = self._end = 0
         self._count = 1
@@ -162,7 +162,7 @@ def _embeddings(graph: CallGraph) -> int:
     )
 
 
-def _logits_bytes(step: RecordedStep) -> int:
+def _logits_bytes(step: RecordedTrainingStep) -> int:
     """What the last module before the loss gave."""
     loss_start = next((rows.start for phase, rows in step.ranges() if phase == LOSS), None)
     if loss_start is None:
@@ -177,7 +177,7 @@ def _logits_bytes(step: RecordedStep) -> int:
 class _Layers:
     """The layers of the decoder: the numbered modules of one kind that hold most weights."""
 
-    def __init__(self, step: RecordedStep) -> None:
+    def __init__(self, step: RecordedTrainingStep) -> None:
         self._step = step
         sizes: Counter[str] = Counter()
         called = step.graph.call_counts

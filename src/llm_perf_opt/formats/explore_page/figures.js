@@ -30,10 +30,10 @@ export class Model {
 
 /** A form as a tree: each term, and their sum. */
 function formTree(name, form, point, unit, from) {
-  const terms = termsAt(form, point).map(({ coefficient, names, values, product }) => {
-    if (!names.length) return leaf("constant", product, unit, from);
+  const terms = termsAt(form, point).map(({ coefficient, names, values, value }) => {
+    if (!names.length) return leaf("constant", value, unit, from);
     const factors = [leaf("coefficient", coefficient), ...names.map((factor, place) => leaf(factor, values[place]))];
-    return node("product", names.join(" × "), factors, unit, from);
+    return node("times", names.join(" × "), factors, unit, from);
   });
   return node("sum", name, terms.length ? terms : [leaf("nothing", 0n, unit, from)], unit, from);
 }
@@ -83,12 +83,12 @@ export function boundTree(figures, gpu, ranks) {
   const stages = figures.stages.map((stage) => {
     if (!stage.bytes || stage.flops.some(([dtype]) => !(dtype in gpu.peaks))) return null;
     const compute = stage.flops.map(([dtype, tree]) => {
-      const peak = node("product", `peak of ${ranks} GPUs`, [leaf("GPUs", ranks), leaf(`peak in ${dtype}`, gpu.peaks[dtype], "FLOP/s", from)], "FLOP/s");
+      const peak = node("times", `peak of ${ranks} GPUs`, [leaf("GPUs", ranks), leaf(`peak in ${dtype}`, gpu.peaks[dtype], "FLOP/s", from)], "FLOP/s");
       return node("quotient", `compute in ${dtype}`, [node("number", tree.name, [tree]), peak], "s");
     });
     const cached = stage.forwards * BigInt(gpu.cache) * BigInt(ranks);
     const read = node("max", "bytes from memory", [leaf("nothing", 0n, "B"), node("difference", "less the largest cache", [stage.bytes, leaf("cache in each forward", cached, "B", from)], "B")], "B");
-    const rate = node("product", `bandwidth of ${ranks} GPUs`, [leaf("GPUs", ranks), leaf("bandwidth", gpu.bandwidth, "B/s", from)], "B/s");
+    const rate = node("times", `bandwidth of ${ranks} GPUs`, [leaf("GPUs", ranks), leaf("bandwidth", gpu.bandwidth, "B/s", from)], "B/s");
     const memory = node("quotient", "memory", [node("number", "bytes from memory", [read]), rate], "s");
     return node("max", `bound of ${stage.name}`, [node("sum", "compute", compute.length ? compute : [leaf("nothing", 0, "s")], "s"), memory], "s");
   });
@@ -113,7 +113,7 @@ function memoryFigures(entry, gpu, choice) {
     outside,
     budget,
     room,
-    cache: node("product", "KV cache", [leaf("batch", batch), each], "B"),
+    cache: node("times", "KV cache", [leaf("batch", batch), each], "B"),
     fits: known.fits,
     largest_batch: known.largestBatch === null ? null : node("whole", "largest batch", [room, each]),
     longest: known.longest === null ? null : leaf("largest context", known.longest, "tokens", `ended by: ${known.endedBy}`),
@@ -144,12 +144,12 @@ function serveFigures(model, entry, gpu, choice) {
   const tpot = state.sequences === 1 ? stepTree("TPOT", entry.table, 1, roundEven(choice.input + choice.output / 2)) : leaf("TPOT", state.token, "s", `mean step over the chances of reading no prompt, one, two; ${from}`);
   const ttft = leaf("TTFT", timeToFirst(state, model.data.client), "s", `own prompt ${state.alone} s, prompts of others, steps and a constant, as fitted to served requests; ${from}`);
   const steps = leaf("decode steps of an answer", Math.max(choice.output - 1, 0));
-  const latency = node("sum", "time of an answer", [ttft, node("product", "decode", [leaf("TPOT", state.token, "s"), steps], "s")], "s", from);
+  const latency = node("sum", "time of an answer", [ttft, node("times", "decode", [leaf("TPOT", state.token, "s"), steps], "s")], "s", from);
   const requests = node("quotient", "requests/s", [leaf("users", choice.users), latency], "/s", "Little's law");
-  const tokens = node("quotient", "output tokens/s per GPU", [node("product", "output tokens/s", [requests, leaf("output", choice.output)]), leaf("GPUs", replicas * ranks)], "/s");
+  const tokens = node("quotient", "output tokens/s per GPU", [node("times", "output tokens/s", [requests, leaf("output", choice.output)]), leaf("GPUs", replicas * ranks)], "/s");
   const speed = node("quotient", "tokens/s per user", [leaf("one", 1), leaf("TPOT", state.token, "s")], "/s");
-  const hourly = gpu.price && node("product", "price of an hour", [leaf("GPUs", replicas * ranks), leaf("price of a GPU hour", gpu.price.per_hour, gpu.price.currency, gpu.price.of)], gpu.price.currency);
-  const cost = hourly && node("quotient", "cost per million requests", [node("product", "a million", [hourly, leaf("million", 1e6)]), node("product", "requests an hour", [requests, leaf("seconds", 3600)])], gpu.price.currency);
+  const hourly = gpu.price && node("times", "price of an hour", [leaf("GPUs", replicas * ranks), leaf("price of a GPU hour", gpu.price.per_hour, gpu.price.currency, gpu.price.of)], gpu.price.currency);
+  const cost = hourly && node("quotient", "cost per million requests", [node("times", "a million", [hourly, leaf("million", 1e6)]), node("times", "requests an hour", [requests, leaf("seconds", 3600)])], gpu.price.currency);
   return { broken, state, replicas, tpot, ttft, requests, tokens, speed, cost, most: replica.most };
 }
 

@@ -52,19 +52,19 @@ function decode(form) {
   return decoded.get(form);
 }
 
-/** Each term of a form at a point: its coefficient, its factors with their values, and their product. */
+/** Each term of a form at a point: its coefficient, its factors with their values, and all of them multiplied. */
 export function termsAt(form, point) {
   const { terms, steps } = decode(form);
   const ofSteps = steps.map((step) => STEPS[step.kind](formAt(step.of, point), step.constants));
   return terms.map(({ coefficient, factors }) => {
     const values = factors.map((factor) => (typeof factor === "number" ? ofSteps[factor] : point[factor]));
     const names = factors.map((factor) => (typeof factor === "number" ? stepName(steps[factor]) : factor));
-    return { coefficient, names, values, product: values.reduce((total, value) => total * value, coefficient) };
+    return { coefficient, names, values, value: values.reduce((total, value) => total * value, coefficient) };
   });
 }
 
 export function formAt(form, point) {
-  return termsAt(form, point).reduce((total, term) => total + term.product, 0n);
+  return termsAt(form, point).reduce((total, term) => total + term.value, 0n);
 }
 
 function stepName({ kind, of, constants }) {

@@ -4,7 +4,7 @@ const add = (values) => values.reduce((total, value) => total + value);
 const largest = (values) => values.reduce((most, value) => (value > most ? value : most));
 const OPERATIONS = {
   sum: add,
-  product: (values) => values.reduce((total, value) => total * value),
+  times: (values) => values.reduce((total, value) => total * value),
   max: largest,
   min: (values) => values.reduce((least, value) => (value < least ? value : least)),
   difference: ([from, ...rest]) => from - add(rest),
@@ -17,7 +17,7 @@ const OPERATIONS = {
     return low === high || !(low > 0 && high > 0) ? low : Math.exp(Math.log(low) + share * Math.log(high / low));
   },
 };
-export const SIGNS = { sum: "+", product: "×", max: "max", min: "min", difference: "−", quotient: "÷", whole: "÷, rounded down", number: "", proportional: "in proportion", between: "on the line between, both axes logarithms" };
+export const SIGNS = { sum: "+", times: "×", max: "max", min: "min", difference: "−", quotient: "÷", whole: "÷, rounded down", number: "", proportional: "in proportion", between: "on the line between, both axes logarithms" };
 
 export function leaf(name, value, unit = "", from = "") {
   return { name, value, unit, from };

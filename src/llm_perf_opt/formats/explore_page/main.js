@@ -52,7 +52,7 @@ function rooflineButtons({ phases, times, ranks }) {
     const { necessary_flops: flops, necessary_bytes: bytes } = phases[name] ?? {};
     const ratio = flops && bytes ? node("quotient", "FLOP per byte", [node("number", "FLOPs", [flops]), node("number", "bytes", [bytes])], "FLOP/B") : null;
     const time = times[name];
-    const rate = flops && time ? node("quotient", "rate", [node("number", "FLOPs", [flops]), node("product", "GPU time", [time, leaf("GPUs", ranks)], "s")], "FLOP/s") : null;
+    const rate = flops && time ? node("quotient", "rate", [node("number", "FLOPs", [flops]), node("times", "GPU time", [time, leaf("GPUs", ranks)], "s")], "FLOP/s") : null;
     return [figureButton(`intensity-${name}`, `${name}, FLOP/B`, ratio), figureButton(`rate-${name}`, `${name}, per GPU`, rate)];
   });
 }

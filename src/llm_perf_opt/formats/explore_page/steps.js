@@ -132,7 +132,7 @@ export function stepTree(name, table, decoding, cached, chunks = []) {
   if (count) {
     const [[first, before]] = chunks;
     const each = surfaceTree("attention of one prompt", table.prompts, first, first + before, from);
-    of.push(node("product", "attention of prompts", [leaf("prompts", count), each], "s", from));
+    of.push(node("times", "attention of prompts", [leaf("prompts", count), each], "s", from));
     if (table.states) of.push(surfaceTree("states of recurrent layers", table.states, count, chunks.reduce((total, [size]) => total + size, 0) / count, from));
   }
   of.push(leaf("host", table.host_s, "s", "what the host adds to a step before the device starts"));

@@ -25,7 +25,7 @@ function formula({ op, of }) {
   const values = of.slice(0, MOST_TERMS).map(({ value }) => (typeof value === "bigint" ? value.toLocaleString("en-US") : String(value)));
   if (of.length > MOST_TERMS) values.push("…");
   if (op === "sum") return values.join(" + ");
-  if (op === "product") return values.join(" × ");
+  if (op === "times") return values.join(" × ");
   if (op === "difference") return values.join(" − ");
   if (op === "quotient") return values.join(" ÷ ");
   return `${SIGNS[op] || op} (${values.join(", ")})`;

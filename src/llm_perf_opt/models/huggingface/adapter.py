@@ -22,7 +22,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plain_text import error_text
 from llm_perf_opt.core.plugins import FOLDER_FORMS, FOLDER_INPUTS, FOLDER_PARTS, FOLDER_RANKS, workload_type
 from llm_perf_opt.core.reading import MODEL_FILE, read_bytes
-from llm_perf_opt.core.recorded_step import RecordedStep
+from llm_perf_opt.core.recorded_step import RecordedTrainingStep
 from llm_perf_opt.core.source_figures import SourceFigures
 from llm_perf_opt.core.target import KEY as EXPECTED_CALLS
 from llm_perf_opt.core.target import Json, Part, Target
@@ -199,7 +199,7 @@ class HuggingFaceAdapter:
         with torch.device("meta"):
             return guess_parts(build_model(self._model_class, self._config, None, "float32"))
 
-    def training_step(self, setup: TrainingSetup, routing: str | None = None) -> RecordedStep:
+    def training_step(self, setup: TrainingSetup, routing: str | None = None) -> RecordedTrainingStep:
         """One step of the model's own training code, without weights."""
         name = self._folder.name or self._folder.path.resolve().name
         build = partial(build_model, self._model_class, self._config, setup.attention, setup.dtype)

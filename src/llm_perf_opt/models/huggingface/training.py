@@ -5,6 +5,7 @@ The loss is the model's own, on token ids as labels. The optimizer has stepped b
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.missing_packages import adapters_need_peft
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.harness.training_run import TrainingStart, start_with_states
-from llm_perf_opt.models.huggingface.adapters import with_lora
 
 LEARNING_RATE = 1e-3  # changes no shape and no op
 RECOMPUTES = ("none", "full", "full-reentrant", "selective")
@@ -49,6 +50,27 @@ def prepared_model(model: Any, setup: TrainingSetup) -> Any:
             model.enable_input_require_grads()  # as trainers do: otherwise nothing that is recomputed has a gradient
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_checkpointing(setup.recompute))
     return model.train()
+
+
+def with_lora(model: Any, rank: int, targets: tuple[str, ...]) -> Any:
+    """The model with adapters of this rank.
+
+    Without targets it adapts what `peft` adapts by default for the architecture, or all linear layers but the head
+    where `peft` has no default.
+    """
+    peft = _peft()
+    defaults = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    has_default = getattr(model.config, "model_type", None) in defaults
+    chosen: Any = list(targets) or (None if has_default else "all-linear")
+    settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=chosen)
+    return peft.get_peft_model(model, settings)
+
+
+def _peft() -> Any:
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise adapters_need_peft(str(error)) from error
 
 
 def _checkpointing(recompute: str) -> dict[str, Any]:
