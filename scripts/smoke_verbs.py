@@ -65,6 +65,7 @@ class Step:
     file: str | None = None
     without: str | None = None  # the command that is tried without the extra, if it is another one
     is_refused: bool = True  # without the extra: exit 1; False: the answer comes in part, and names the pip command
+    has_cache: bool = False  # also where a gate turns it off: traces that ship with the package are found with one
 
     @property
     def verb(self) -> str:
@@ -96,7 +97,7 @@ STEPS = (
     Step("sweep deepseek-ocr-tiny --crops 1x1,2x1", r"(?m)^2x1 "),
     Step(f"sweep {TINY} --users 1 --input 1k..2k --traces 12", r"(?m)^decode +1 "),
     Step("serve deepseek-ocr-tiny --page 90x130 --output 8 --users 2 --gpus h100-sxm", r"serves 2 users: TTFT "),
-    Step("train meta-llama/Llama-3.2-1B --gpus h100-sxm --recompute full", r"tokens/s .* per GPU"),
+    Step("train meta-llama/Llama-3.2-1B --gpus h100-sxm --recompute full", r"tokens/s .* per GPU", has_cache=True),
     Step("cache where", r"llm-perf-opt|off"),
     Step("tables list", r"aiconfigurator-core .* tables|No tables of measured kernels"),
     Step("engines install --help", r"Install the engine"),
@@ -122,10 +123,11 @@ STEPS = (
         is_refused=False,
     ),
     Step(
-        "train meta-llama/Llama-3.2-1B --method lora:8 --gpus rtx-4090 --recompute full",
+        "train meta-llama/Llama-3.2-1B --method lora:8 --gpus rtx-4090 --recompute full --verbose",
         r"is counted in a weightless step",
         extra="train",
         is_refused=False,
+        has_cache=True,
     ),
     Step("cost run --sources counted,fvcore", r"fvcore", extra="fvcore", is_refused=False),
     Step(
@@ -173,6 +175,8 @@ def problem_of(
     is_without = step.extra is not None and extras == "none"
     asked = step.without if is_without and step.without else step.command
     command = [str(python), "-P", "-m", "llm_perf_opt", *asked.split()]
+    if step.has_cache:
+        environment = {**environment, "LLM_PERF_OPT_CACHE": str(folder / "cache")}
     try:
         ran = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False

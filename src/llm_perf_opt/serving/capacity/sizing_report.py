@@ -51,11 +51,16 @@ def answer_lines(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | N
     )
 
 
+def _rate(requests_per_s: float) -> str:
+    number = three_digits(requests_per_s)
+    return f"{number} {'request' if number == '1' else 'requests'}/s"
+
+
 def _take(fleet: SizedFleet, demand: Demand) -> str:
     replicas = f"{fleet.replicas} replicas of {fleet.plan}" if fleet.replicas > 1 else fleet.plan
     what = {
         "users": None if demand.users is None else f"serves {counted(demand.users, 'user')}",
-        "rate": None if demand.requests_per_s is None else f"sustains {three_digits(demand.requests_per_s)} requests/s",
+        "rate": None if demand.requests_per_s is None else f"sustains {_rate(demand.requests_per_s)}",
         "pages": None
         if demand.deadline is None or fleet.hours is None
         else f"reads {demand.deadline.pages:,} pages in {fleet.hours:,.1f} h",
@@ -93,7 +98,7 @@ def time_text(name: str, time: ServedTime, demand: Demand) -> str:
 def _rates(fleet: SizedFleet) -> str:
     tokens = fleet.output_tokens_per_s
     return (
-        f"Throughput is {three_digits(fleet.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s "
+        f"Throughput is {_rate(fleet.requests_per_s)}, {tokens:,.0f} output tokens/s "
         f"({tokens / fleet.gpus:,.0f} per GPU)"
     )
 
