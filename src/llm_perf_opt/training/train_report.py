@@ -72,8 +72,9 @@ def answer_lines(trained: Trained) -> Iterator[str]:
     if best.time is None:
         return
     low, expected, high = _rates(best)
+    each = f", {expected / run.plan.gpus:,.0f} per GPU" if run.plan.gpus > 1 else ""
     yield (
-        f"{expected:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), {three_digits(expected / run.plan.gpus)} per GPU; "
+        f"{expected:,.0f} tokens/s ({low:,.0f} to {high:,.0f}){each}; "
         f"a step of {run.step_tokens:,} tokens takes {format_seconds(best.time.seconds)}. {_mfu_text(trained)}"
     )
     yield _bill(trained)

@@ -1,0 +1,125 @@
+"""`llm-perf-opt train`: the answer, what it is checked against, files for a trainer, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import llm_perf_opt as lpo
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.plugins import REPORTERS
+from tests.api.tiny_folders import llama_folder, mixtral_folder
+from tests.cli.test_answer_first import answer_of
+
+Command = Callable[..., tuple[int, str, str]]
+ONE_RUN = ("--gpus", "h100-sxm", "--seq", "64", "--micro-batch", "2", "--recompute", "full")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Exit code, stdout and stderr."""
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["llm-perf-opt", "train", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+def test_three_lines_answer_on_one_screen(llama: Path, command: Command) -> None:
+    code, out, _ = command(llama, *ONE_RUN, "--tokens", "1e6", "--price", "h100-sxm=3.6")
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 100
+    fits, speed, cost = answer_of(out)
+    assert fits.startswith("Fits: ")
+    assert "tokens/s" in speed
+    assert cost.startswith("1,000,000 tokens take ")
+    assert "$" in " ".join(out.split("\n\n")[0].split())
+
+
+def test_python_and_the_command_say_the_same(llama: Path, command: Command) -> None:
+    _, out, _ = command(llama, *ONE_RUN, "--json")
+    answer = lpo.train(llama, "h100-sxm", seq=64, micro_batch=2, recompute="full")
+    assert json.loads(out) == json.loads(REPORTERS.get("json").render(answer.report()))
+
+
+def test_weights_and_states_are_those_of_the_trace(llama: Path) -> None:
+    """With bf16 states each trained number takes 2 bytes as a weight, 2 as a gradient, and 4 in AdamW."""
+    parameters = lpo.trace(llama).stages().parameters
+    by_kind = lpo.train(llama, "h100-sxm", seq=64, states="bf16", recompute="none", micro_batch=1).by_kind
+    assert by_kind["weights"] == 2 * parameters
+    assert by_kind["gradients"] == 2 * parameters
+    assert by_kind["optimizer states"] == 4 * parameters
+
+
+def test_kinds_and_tokens_add_up(tmp_path: Path) -> None:
+    answer = lpo.train(mixtral_folder(tmp_path / "moe"), "8x h100-sxm", seq=64, tokens=1e6)
+    assert sum(answer.by_kind.values()) == pytest.approx(answer.needed_bytes, abs=len(answer.by_kind))
+    assert answer.needed_bytes < answer.taken_bytes <= answer.memory_bytes
+    assert answer.tokens_per_s is not None and answer.step_s is not None
+    assert answer.tokens_per_s_low is not None and answer.tokens_per_s_high is not None
+    assert answer.tokens_per_s_low < answer.tokens_per_s < answer.tokens_per_s_high
+    assert answer.tokens_per_s * answer.step_s == pytest.approx(64 * 64)  # eight sequences for each of eight GPUs
+    assert 0 < min(answer.mfu.values()) <= max(answer.mfu.values()) < 1
+
+
+def test_what_does_not_fit_ends_with_3_and_the_change_that_helps(tmp_path: Path, command: Command) -> None:
+    wide = llama_folder(tmp_path / "wide", hidden_size=8192, intermediate_size=28672, head_dim=128, num_hidden_layers=8)
+    code, out, err = command(wide, "--gpus", "l4", "--seq", "64", "--compiled")
+    assert code == 3
+    assert out.startswith("Does not fit, ")
+    assert "To make it fit: " in out
+    assert "does not fit on l4" in err
+
+
+def test_files_for_a_trainer_are_written_once(llama: Path, tmp_path: Path, command: Command) -> None:
+    words = (llama, *ONE_RUN, "--write", tmp_path / "run")
+    assert command(*words)[0] == 0
+    written = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert written.keys() == {"train.sh", "accelerate.yaml", "sft.yaml"}
+    code, _, err = command(*words)
+    assert code == 1
+    assert "--force" in err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == written
+    assert command(*words, "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "dora:8"}, "no training method"),
+        ({"plan": "tp3"}, "tp3"),
+        ({"recompute": "some"}, "recompute cannot be 'some'"),
+        ({"states": "fp4"}, "states cannot be 'fp4'"),
+        ({"precision": "int8"}, "precision cannot be 'int8'"),
+        ({"optimizer": "adam9"}, "adam9"),
+        ({"seq": 0}, "0 of sequence"),
+        ({"micro_batch": -1}, "-1 of micro batch"),
+        ({"global_batch": 0}, "0 of sequences"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_remedy(llama: Path, given: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refusal:
+        lpo.train(llama, "2x h100-sxm", compiled=True, **given)  # type: ignore[arg-type]
+    assert refusal.value.fix
+
+
+def test_a_model_that_generates_nothing_is_refused(command: Command) -> None:
+    code, _, err = command("google-bert/bert-base-uncased", *ONE_RUN)
+    assert code in (1, 2)
+    assert "generates no tokens" in err or "no training step" in err
