@@ -55,7 +55,7 @@ def test_three_lines_answer_on_one_screen(llama: Path, command: Command) -> None
 def test_python_and_the_command_say_the_same(llama: Path, command: Command) -> None:
     _, out, _ = command(llama, *ONE_RUN, "--json")
     answer = lpo.train(llama, "h100-sxm", seq=64, micro_batch=2, recompute="full")
-    assert json.loads(out) == json.loads(REPORTERS.get("json").render(answer.report()))
+    assert json.loads(out) == json.loads(REPORTERS.get("json")().render(answer.report()))
 
 
 def test_weights_and_states_are_those_of_the_trace(llama: Path) -> None:
