@@ -93,7 +93,7 @@ def test_a_factor_needs_times_above_zero(samples: tuple[float, ...]) -> None:
 
 
 def test_the_page_shows_the_remaining_errors_as_they_are() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "start" / "one-measurement.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how" / "one-measurement.md").read_text("utf-8")
     for name in ("same_point", "one_point", "two_points"):
         row = [getattr(rests().of(quantity), name) for quantity in Quantity]
         assert f"| {' | '.join(f'{rest.low:.2f} to {rest.high:.2f}' for rest in row)} |" in page

@@ -137,7 +137,7 @@ def _notes(correction: Correction) -> Iterator[Note]:
         yield Note(_sentence(stage, correction))
     yield Note(
         f"{format_ratio(correction.corrected_share)} of the predicted time is corrected by a measurement; the "
-        "lower bound is not. docs/start/one-measurement.md explains it."
+        "lower bound is not. docs/how/one-measurement.md explains it."
     )
     yield from (Note(remark) for remark in correction.remarks)
 
