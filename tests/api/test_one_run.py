@@ -118,8 +118,14 @@ def require_turns(way: Way, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     calls = Calls()
     monkeypatch.setattr(nn.Linear, "forward", calls.noted(nn.Linear.forward))
     monkeypatch.setattr(Target, "run", calls.noted(Target.run))
+    both = threading.Barrier(2)  # otherwise a quick way is over before the second thread begins
+
+    def run(place: Path) -> object:
+        both.wait()
+        return way(place)
+
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(way, folder / name) for name in ("a", "b")]:
+        for done in [pool.submit(run, folder / name) for name in ("a", "b")]:
             done.result()
     assert len(set(calls.threads)) == 2
     assert all(calls.alone)
