@@ -85,3 +85,9 @@ def test_a_step_is_exact_to_a_few_bytes() -> None:
     both = comparison(CASES["LlamaForCausalLM"])
     assert abs(both.peak_bytes - both.real_peak_bytes) <= 8  # a scalar more or less
     assert both.views_differ == {}
+
+
+def test_adapters_of_stacked_experts_hold_no_memory_twice() -> None:
+    """They are put over the weight in each forward, by `set_` of a tensor onto itself."""
+    pytest.importorskip("peft", reason="LoRA is the library's own code")
+    assert_same(comparison(CASES["OlmoeForCausalLM"], method="lora", lora_rank=4, recompute="full"))

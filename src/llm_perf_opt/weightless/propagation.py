@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.ghost import Ghost, new_ghost
 from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recipes import (
     Answered,
@@ -112,10 +112,7 @@ def _describe_tensor(func: Any, output: torch.Tensor, twins: MetaArguments, limi
 
 def relabel(ghost: Ghost, twin: torch.Tensor) -> None:
     """Give a ghost the layout its meta twin has after an op that changes metadata in place (`t_`, `resize_`)."""
-    storage = ghost.memory
-    ghost.data = twin
-    ghost.memory = storage
-    ghost.spec = spec_of(twin.shape, twin.stride(), twin.dtype)
+    ghost.data = new_ghost(spec_of(twin.shape, twin.stride(), twin.dtype), ghost.memory)
 
 
 def overloads(*names: str) -> set[Any]:
