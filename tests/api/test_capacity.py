@@ -68,13 +68,18 @@ def test_pages_take_the_model_s_own_tokens_and_an_encoder_that_takes_time(one_by
 
 
 @needs_tables
-def test_fleets_of_several_devices_stand_side_by_side_the_cheapest_first(one_by_one: type[OneByOne]) -> None:
+def test_fleets_of_several_devices_stand_side_by_side_the_cheapest_first(
+    one_by_one: type[OneByOne], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = lpo.capacity(
         TINY, "l40s, h100-sxm", OCR, pages=10**9, within="24h", prices={"h100-sxm": 0.001, "l40s": 10.0}
     )
     assert [fleet.considered.device for fleet in answer.fleets] == ["h100-sxm", "l40s"]
     assert {job.settings.device.name for job in one_by_one.asked} == {one_by_one.asked[0].settings.device.name}
-    unpriced = lpo.capacity(TINY, "l40s, h100-sxm", OCR, pages=10**9, within="24h", prices={"l40s": 10.0})
+    listed = lpo.capacity(TINY, "l40s, h100-sxm", OCR, pages=10**9, within="24h", prices={"l40s": 1000.0})
+    assert [fleet.considered.device for fleet in listed.fleets] == ["h100-sxm", "l40s"], "the list price stands in"
+    monkeypatch.setattr("llm_perf_opt.core.hardware.prices.shipped_prices", dict)
+    unpriced = lpo.capacity(TINY, "l40s, h100-sxm", OCR, pages=10**9, within="24h", prices={"l40s": 1000.0})
     assert [fleet.considered.device for fleet in unpriced.fleets] == ["l40s", "h100-sxm"], "no price is not a low one"
     first = answer.report().tables[0].rows[0]
     assert str(first[0]) == "How many GPUs for 1,000,000,000 pages in 24 h?"
