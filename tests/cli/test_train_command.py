@@ -78,6 +78,12 @@ def test_kinds_and_tokens_add_up(tmp_path: Path) -> None:
     assert 0 < min(answer.mfu.values()) <= max(answer.mfu.values()) < 1
 
 
+def test_a_format_without_a_peak_has_no_mfu_and_says_so(llama: Path) -> None:
+    answer = lpo.train(llama, "a100-sxm-80g", seq=64, micro_batch=1, precision="fp8", compiled=True)
+    assert answer.mfu == {}
+    assert any("has no fp8 peak" in note.text for note in answer.report().notes)
+
+
 def test_what_does_not_fit_ends_with_3_and_the_change_that_helps(tmp_path: Path, command: Command) -> None:
     wide = llama_folder(tmp_path / "wide", hidden_size=8192, intermediate_size=28672, head_dim=128, num_hidden_layers=8)
     code, out, err = command(wide, "--gpus", "l4", "--seq", "64", "--compiled")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.core.collectives import CollectiveKind
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.timing.rate_sources import source_of
 from llm_perf_opt.training.model_flops import (
@@ -117,3 +118,10 @@ def test_weights_of_the_host_are_copied_for_every_pass() -> None:
     asked = run(plan, sequences=4, offloads=True, cluster=parse_cluster("2x h100-sxm"))
     copied = 4 * shape().parameters / 2 * 2 * 2  # half of the fp32 weights, two micro batches, two passes
     assert step_time(shape(), asked, clock()).phases[Phase.HOST].expected == pytest.approx(copied / 12e9)
+
+
+def test_a_kernel_without_a_time_is_refused_and_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StepClock(source_of(parse_cluster("h100-sxm").device, "eager", None))
+    monkeypatch.setattr(StepClock, "each", lambda self, kernel: None)
+    with pytest.raises(PerfOptError, match="No time is known for"):
+        step_time(shape(), run(), clock)

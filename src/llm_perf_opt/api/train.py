@@ -242,6 +242,14 @@ def _peak(device: Device, precision: str) -> int | None:
 
 def _notes(shape: ModelShape, run: TrainingRun) -> list[Note]:
     notes = [_origin_note(run)]
+    if _peak(run.cluster.device, run.precision) is None:
+        notes.append(
+            Note(
+                f"{run.cluster.device.id} has no {run.precision} peak: matmuls are priced in the next wider format "
+                "that it has, and there is no MFU.",
+                Level.WARNING,
+            )
+        )
     if shape.tower_parameters and not run.trains_towers:
         notes.append(
             Note("The encoder of images or sound is frozen: its weights are in the memory, its forward is in no time.")

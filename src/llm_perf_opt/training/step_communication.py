@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.collectives import Collective, CollectiveKind, GroupRanks
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.rank_memory import StageNumbers
+from llm_perf_opt.training.rank_memory import QUANTISED_BYTES, StageNumbers
 from llm_perf_opt.training.training_run import FULL, QLORA, Shard, TrainingPlan, TrainingRun
 
 _TWO, _FOUR = 2, 4  # bytes of bf16 and of fp32
-_QLORA_BYTES = 0.516
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def _data_parallel(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -
         if group.size == 1:
             continue
         if plan.shard is Shard.WEIGHTS:
-            each = round(stored / layers * (_QLORA_BYTES if run.method.kind == QLORA else _TWO))
+            each = round(stored / layers * (QUANTISED_BYTES if run.method.kind == QLORA else _TWO))
             times = 2 if run.is_resharded else 1
             yield _of(
                 f"weights{name}", "data", CollectiveKind.ALL_GATHER, each, group, layers * times * micro, "layers"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.ops.op import Kernel, KernelKind
@@ -33,14 +34,14 @@ _FRAMEWORK, _LOWERS_CLOCK = 1.2, 1.35
 _BEFORE_HOPPER = ("volta", "turing", "ampere", "ada")
 # PyTorch's own fused attention is FlashAttention-2 on Hopper and later too; tables have their own kernels.
 _SECOND_FLASH = 1.5
-# 10 % and 90 % of measured over expected times in the development records, dense models and mixtures of experts.
 _HOST_BYTES_PER_S = 12e9  # what one GPU of several reaches over PCIe 4.0 from pageable memory
+# 10 % and 90 % of measured over expected times in the development records, dense models and mixtures of experts.
 _DENSE_SPREAD, _EXPERTS_SPREAD = (0.8, 1.5), (0.75, 2.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCollectiveTime:
-    """Collectives of a step with the time they would take alone; None: not known, and `why` says it."""
+    """Collectives of a step with the time they would take alone; None: not known."""
 
     collective: StepCollective
     alone: Band | None
@@ -123,9 +124,19 @@ class StepClock:
         self.learn(kernels)
         total = NOTHING
         for kernel, count in kernels.items():
-            if (band := self.each(kernel)) is not None:
-                total += band.times(count)
+            total += self.known(kernel).times(count)
         return total
+
+    def known(self, kernel: Kernel) -> Band:
+        """One launch of work that a step cannot do without: an unknown time would make the step look faster."""
+        if (band := self.each(kernel)) is None:
+            device = "this device" if self.rates.device is None else self.rates.device.id
+            raise PerfOptError(
+                f"No time is known for {kernel.kind} kernels in {kernel.dtype} on {device}.",
+                why="its data sheet has neither their peak nor the bandwidth of the memory",
+                fix="choose another --precision, or describe the device in a file with --devices",
+            )
+        return band
 
 
 def step_time(shape: ModelShape, run: TrainingRun, clock: StepClock) -> TrainingStepTime:
@@ -211,8 +222,7 @@ def _optimizer(run: TrainingRun, numbers: StageNumbers, clock: StepClock) -> Ban
         dense, experts = trained, 0.0
     local = dense / shares + experts / (1 if shares == 1 else run.plan.expert_shard_ranks)
     each = 2 * run.states.weights + run.states.gradients + 2 * run.states.states
-    band = clock.each(vector_kernel(max(1.0, local * each)))
-    return NOTHING if band is None else band.times(1.5)
+    return clock.known(vector_kernel(max(1.0, local * each))).times(1.5)
 
 
 def _timed(
