@@ -250,12 +250,12 @@ def _packaged() -> Iterator[CatalogueModel]:
 
 def _in_wheel() -> Iterator[CatalogueModel]:
     for package, distribution in TABLE_PACKAGES.items():
-        spec = importlib.util.find_spec(package)
+        spec, version = importlib.util.find_spec(package), version_of(distribution)
         for place in (spec.submodule_search_locations or ()) if spec is not None else ():
             for file in sorted(Path(place).glob(f"model_configs/*--*{WHEEL_SUFFIX}")):
                 if not file.name.endswith(WHEEL_FORMATS):
                     name = file.name.removesuffix(WHEEL_SUFFIX).replace("--", "/", 1)
-                    source = f"model_configs/{file.name} in {distribution} {version_of(distribution)}"
+                    source = f"model_configs/{file.name} in {distribution} {version}"
                     yield CatalogueModel(name=name, kind="", source=source, wheel_file=file)
 
 

@@ -12,15 +12,19 @@ engine idle is read at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, exp, lgamma, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_perf_opt.core.recent import Recent
+
 _QUEUED = 24  # prompts that an idle replica may find at once; more where it is loaded
 _RARE, _LIKELY = 1e-6, 1e-2
 _PARTS = 8  # of a step in which a request may come
 _LARGE = 1e100
+_MOST_KEPT = 32  # distributions, in memory
 _FULL = 0.95  # of the time: beyond, the queue is as long as the traffic lasts
 
 Floats = NDArray[np.float64]
@@ -41,19 +45,20 @@ class Crowd:
     def of(cls, requests_per_s: float, answers_per_s: Floats, prompt_s: Floats) -> Crowd:
         """The crowd for the rates at which answers end with one sequence, two and so on, and what a prompt adds."""
         size = len(answers_per_s)
-        raised = 1 + np.concatenate(([0.0], prompt_s * answers_per_s))
-        whole_steps = raised.astype(int)
-        beyond = np.zeros(size + int(whole_steps.max()) + 2)  # how often a request lifts the number over each
-        chances = np.zeros(size + 1)
-        chances[0] = 1.0
-        for number in range(size + 1):
-            beyond[number : number + whole_steps[number]] += chances[number]
-            beyond[number + whole_steps[number]] += chances[number] * (raised[number] - whole_steps[number])
-            if number < size:  # as often up as down
-                chances[number + 1] = requests_per_s * beyond[number] / answers_per_s[number]
-            if chances.max() > _LARGE:
-                beyond /= _LARGE
-                chances /= _LARGE
+        raised = [1.0, *(1 + prompt_s * answers_per_s).tolist()]
+        beyond = [0.0] * (size + int(max(raised)) + 2)  # how often a request lifts the number over each
+        rising = [1.0]
+        for number, (lift, answers) in enumerate(zip(raised, [*answers_per_s.tolist(), None], strict=True)):
+            chance, whole_steps = rising[-1], int(lift)
+            for above in range(number, number + whole_steps):
+                beyond[above] += chance
+            beyond[number + whole_steps] += chance * (lift - whole_steps)
+            if answers is not None:  # as often up as down
+                rising.append(requests_per_s * beyond[number] / answers)
+            if rising[-1] > _LARGE:
+                beyond = [often / _LARGE for often in beyond]
+                rising = [chance / _LARGE for chance in rising]
+        chances = np.array(rising)
         # Beyond the most that decode as many answers end: each number is as much rarer as the last.
         chances[-1] /= max(1e-3, 1 - requests_per_s * (1 / answers_per_s[-1] + prompt_s[-1]))
         return cls(chances / chances.sum())
@@ -115,6 +120,9 @@ class PromptQueue:
 
     def waits(self) -> Waits:
         """The distribution of the time from a request's arrival to its first token."""
+        return _WAITS.of(self, self._waits)
+
+    def _waits(self) -> Waits:
         queued = np.arange(self._most_queued + 1)
         read = np.minimum(queued, self.most)
         reading = np.array(self.reading_s)
@@ -183,6 +191,9 @@ class Waits:
         return float(np.dot(self.seconds, np.diff(self.shares, prepend=0.0)))
 
 
+_WAITS = Recent[PromptQueue, Waits](_MOST_KEPT)
+
+
 def most_read(per_step: float) -> int:
     """Prompts that one step may have to read; more at once are too rare to matter."""
     return ceil(per_step + 4 * sqrt(per_step)) + 2
@@ -190,7 +201,13 @@ def most_read(per_step: float) -> int:
 
 def poisson_chances(mean: float, most: int) -> list[float]:
     """The chances of no event, one, two and so on up to `most`."""
-    return [exp(count * log(mean) - mean - lgamma(count + 1)) for count in range(most + 1)]
+    log_mean = log(mean)
+    return [exp(count * log_mean - mean - factorial) for count, factorial in enumerate(_log_factorials(most))]
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _log_factorials(most: int) -> tuple[float, ...]:
+    return tuple(lgamma(count + 1) for count in range(most + 1))
 
 
 def _poisson(means: Floats, most: int) -> Floats:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from math import ceil, exp, sqrt
+from operator import mul
 from statistics import NormalDist
 
 import numpy as np
@@ -32,7 +34,7 @@ from llm_perf_opt.timing.step.request_time import FirstToken, time_to_first
 from llm_perf_opt.timing.step.step_table import StepTable
 
 _DENSITY, _SPARSE = 2**0.25, 2**0.5  # from one number of sequences to the next
-_MOST_STATES = 64  # that a replica keeps
+_MOST_STATES = 64  # that a replica keeps, and as many steps and rates
 _ROUNDS, _CLOSE = 40, 1e-5  # until a step and the prompts that come in it agree
 _ENDLESS = 50.0  # times the step without prompts: more prompts come than are read
 
@@ -200,6 +202,12 @@ class SteadyReplica:
     _known: Recent[int, SteadyState] = field(
         default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
     )
+    _readings: Recent[tuple[int, int], tuple[float, ...]] = field(
+        default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
+    )
+    _at_rates: Recent[float, SteadyState | None] = field(
+        default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
+    )
 
     @property
     def _kept(self) -> float:
@@ -282,6 +290,11 @@ class SteadyReplica:
 
     def _reading(self, sequences: int, most: int) -> tuple[float, ...]:
         """Steps that read no prompt, one, two and so on while these sequences decode."""
+        held = min(most, self._budget(sequences) // self.mean.new_tokens)
+        size = 1 << held.bit_length()  # worked out once for every smaller number
+        return self._readings.of((sequences, size), lambda: self._steps_reading(sequences, size))[: max(held, 1) + 1]
+
+    def _steps_reading(self, sequences: int, most: int) -> tuple[float, ...]:
         mean, table = self.mean, self.table
         cached, prompt, shared = round(sequences * mean.mean_context), mean.new_tokens, round(mean.shared_tokens)
         image, budget = round(mean.image_tokens), self._budget(sequences)
@@ -291,11 +304,8 @@ class SteadyReplica:
             chunks = [(min(budget, prompt - before), shared + before) for before in range(0, prompt, budget)]
             steps = [table.seconds(sequences, cached, [chunk], image // len(chunks), drafted) for chunk in chunks]
             return plain, sum(steps) + len(steps) * draft_s
-        together = min(most, budget // prompt)
-        return plain, *(
-            table.seconds(sequences, cached, [(prompt, shared)] * count, image * count, drafted) + draft_s
-            for count in range(1, together + 1)
-        )
+        steps = table.seconds_of_readings(sequences, cached, (prompt, shared), image, drafted)
+        return plain, *(seconds + draft_s for seconds in islice(steps, min(most, budget // prompt)))
 
     def _plain_s(self, sequences: int) -> float:
         return self._reading(sequences, 0)[0]
@@ -308,6 +318,9 @@ class SteadyReplica:
 
     def at_rate(self, requests_per_s: float) -> SteadyState | None:
         """The steady state with random arrivals at this rate; None: the replica cannot answer as many."""
+        return self._at_rates.of(requests_per_s, lambda: self._at_rate(requests_per_s))
+
+    def _at_rate(self, requests_per_s: float) -> SteadyState | None:
         most = self.at(self.most)
         if most.requests_per_s < requests_per_s:
             return None
@@ -332,22 +345,22 @@ class SteadyReplica:
 
     def _numbers(self, density: float = _DENSITY) -> Iterator[int]:
         """Numbers of sequences from one to the most, dense enough for straight lines between them."""
-        sequences = 1
-        while sequences < self.most:
+        sequences, most = 1, self.most
+        while sequences < most:
             yield sequences
             sequences = max(sequences + 1, round(sequences * density))
-        yield self.most
+        yield most
 
     def _open_step(self, sequences: int, requests_per_s: float) -> tuple[float, float]:
         """The mean step with this number of sequences, and one without prompts: as many come as the step has time."""
         reading = self._reading(sequences, 1)
-        step, most, plain = reading[0], 0, reading[0]
+        step, most, plain, steps_of_prompt = reading[0], 0, reading[0], self._steps_of_prompt(sequences)
         for _ in range(_ROUNDS):
             per_step = requests_per_s * step
             if most_read(per_step) > most:
                 most = 2 * most_read(per_step)
                 reading = self._reading(sequences, most)
-            last, step = step, _mean_step(reading, per_step, self._steps_of_prompt(sequences))
+            last, step = step, _mean_step(reading, per_step, steps_of_prompt)
             if abs(step - last) < _CLOSE * last or step > _ENDLESS * plain:
                 break
         return step, plain
@@ -365,8 +378,8 @@ def _mean_step(reading: Sequence[float], per_step: float, steps_of_prompt: int) 
     most = len(reading) - 1
     chances = poisson_chances(per_step, most)
     full = max(0.0, 1 - sum(chances))  # of steps that read as many as one takes, and leave others waiting
-    step = sum(seconds * chance for seconds, chance in zip(reading, chances, strict=True)) + full * reading[-1]
-    read = sum(number * chance for number, chance in enumerate(chances)) + full * most
+    step = sum(map(mul, reading, chances)) + full * reading[-1]
+    read = sum(map(mul, count(), chances)) + full * most
     return step + max(0.0, per_step - read) * (reading[-1] - reading[0]) / most
 
 

@@ -7,8 +7,9 @@ sequences that get a token; attention is the sum of one call for all that decode
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from typing import NamedTuple
@@ -121,6 +122,20 @@ class StepTable:
         if image_tokens and self.images is not None:
             seconds += self.images(image_tokens)
         return seconds
+
+    def seconds_of_readings(
+        self, decoding: int, cached_tokens: int, chunk: tuple[int, int], image_tokens: int, drafted_tokens: int
+    ) -> Iterator[float]:
+        """Steps that read this chunk once, twice and so on, without end: each is what `seconds` says of it."""
+        rows, (new, before) = decoding + drafted_tokens, chunk
+        by_chunks = self.decoding(decoding, cached_tokens / decoding)
+        chunk_s = self.prompts(new, new + before)
+        for count in itertools.count(1):
+            by_chunks += chunk_s
+            states_s = 0.0 if self.states is None else self.states(count, new)
+            seconds = self._by_tokens(rows + count * new, rows + count) + (by_chunks + states_s)
+            has_images = image_tokens and self.images is not None
+            yield seconds + self.images(image_tokens * count) if has_images else seconds
 
     def draft_s(self, sequences: int, cached_tokens: int, layers: int) -> float:
         """One token for each sequence by one of the model's `layers` and its head, in a graph of their own."""
