@@ -366,8 +366,11 @@ class _Grid:
 
     def on(self, hardware: Hardware | None, execution: str) -> _OnGpu:
         """Every figure, with the times of one GPU."""
-        runs = [self.function.proven_graphs()]
-        rates = None if hardware is None else source_of(hardware, execution, rates=None, runs=runs)
+        rates = (
+            None
+            if hardware is None
+            else source_of(hardware, execution, rates=None, runs=[self.function.proven_graphs()])
+        )
         phases = tuple(self._phase(phase, rates, hardware_id(hardware)) for phase in self.function.phases)
         points = self._points(phases)
         steps = [phase for phase in phases if phase.phase != PREFILL]

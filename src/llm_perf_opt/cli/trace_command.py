@@ -147,6 +147,8 @@ def trace(
     PyTorch, or with --execution fused for an engine's step. For a server, see llm-perf-opt serve.
     """
     _begin(is_verbose=verbose, has_place_for_events=not events or out is not None)
+    from llm_perf_opt.core.callgraph.queries import shared_work
+
     reporter = choose_reporter(format_name, json_wanted)
     machine = {"device": device, "devices": devices, "calibration": calibration, "execution": execution}
     timed = RunTime.make(**machine, rates=rates, engine=engine, what_if=what_if, measured=measured)
@@ -155,8 +157,8 @@ def trace(
     settings = {**recorded, **profiled, "routing": routing, "load_weights": load_weights, "torch_device": torch_device}
     options = {"weights": weights, "cache": cache, "force": force, "trust_remote_code": trust_remote_code}
     traced, decode_steps = _traced(model, workload, timed, tracer, settings, options)
-    stages = traced.stages()
-    with model_prints_apart(), few_lines_per_trace():
+    with model_prints_apart(), few_lines_per_trace(), shared_work():
+        stages = traced.stages()
         report = timed.report(traced, stages, decode_steps) if tracer == WEIGHTLESS else None
     is_short = not verbose and not json_wanted and format_name in (None, "text")
     show(report or (stages.summary() if is_short else stages.report()), reporter, verbose=verbose)

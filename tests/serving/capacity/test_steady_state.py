@@ -94,6 +94,16 @@ def test_a_rate_takes_as_many_sequences_as_it_needs() -> None:
     assert STEADY.at_rate(1e6) is None
 
 
+def test_an_answer_does_not_depend_on_the_questions_before() -> None:
+    """What a replica keeps for the next question is never another one's."""
+    steady = replace(STEADY, mean=MeanRequest(prompt_tokens=700, output_tokens=90))
+    loads, rates = [1, 3, 64, 17, 2, 64, 40], [2.5, 31.0, 0.1, 12.0, 31.0]
+    asked = [*map(steady.at, loads)], [state and state.first_token_at(0.99) for state in map(steady.at_rate, rates)]
+    alone = [replace(steady).at(load) for load in loads]
+    alone_at_rate = [replace(steady).at_rate(rate) for rate in rates]
+    assert asked == (alone, [state and state.first_token_at(0.99) for state in alone_at_rate])
+
+
 def test_steps_that_leave_prompts_waiting_count_too() -> None:
     """A budget of one prompt: of 0.64 that come in a step, now and then two or three; none of their time is lost."""
     narrow = replace(STEADY, limits=replace(LIMITS, batched_tokens=1500))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,18 @@ def test_states_are_one_launch_for_all_prompts_of_a_step() -> None:
     slower = table.corrected(decoding=1.0, prompts=2.0).states
     assert slower is not None
     assert slower(3, 200) == pytest.approx(2 * states(3, 200))
+
+
+@pytest.mark.parametrize("image_tokens", [0, 96])
+@pytest.mark.parametrize("drafted", [0, 24])
+def test_readings_in_a_row_are_the_steps_by_themselves(drafted: int, image_tokens: int) -> None:
+    """To the last digit: both answer the same question."""
+    states = Surface(across=(1, 64), along=(16, 4096), seconds=((1e-4, 1e-3), (2e-4, 8e-3)))
+    table = replace(TABLE, states=states, images=Curve(at=(64, 512), seconds=(1e-3, 9e-3)), padded_to=(8, 512, 1024))
+    readings = table.seconds_of_readings(7, 8500, (137, 300), image_tokens, drafted)
+    assert list(islice(readings, 20)) == [
+        table.seconds(7, 8500, [(137, 300)] * count, count * image_tokens, drafted) for count in range(1, 21)
+    ]
 
 
 def test_a_batch_is_filled_up_to_the_next_one_that_was_captured() -> None:
