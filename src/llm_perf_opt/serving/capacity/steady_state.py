@@ -277,8 +277,9 @@ class SteadyReplica:
     @property
     def _alone_s(self) -> float:
         """A prompt with no other sequence in the step."""
-        chunk = self.mean.new_tokens, round(self.mean.shared_tokens)
-        return self.table.seconds(0, 0, [chunk], round(self.mean.image_tokens)) + self.table.host_s
+        chunk, table = (self.mean.new_tokens, round(self.mean.shared_tokens)), self.table
+        seconds = self._readings.of((0, 1), lambda: (table.seconds(0, 0, [chunk], round(self.mean.image_tokens)),))
+        return seconds[0] + table.host_s
 
     def _budget(self, sequences: int) -> int:
         """Tokens of prompts that a step takes besides the sequences that decode."""
@@ -291,7 +292,7 @@ class SteadyReplica:
     def _reading(self, sequences: int, most: int) -> tuple[float, ...]:
         """Steps that read no prompt, one, two and so on while these sequences decode."""
         held = min(most, self._budget(sequences) // self.mean.new_tokens)
-        size = 1 << held.bit_length()  # worked out once for every smaller number
+        size = (1 << held.bit_length()) - 1  # worked out once for every smaller number
         return self._readings.of((sequences, size), lambda: self._steps_reading(sequences, size))[: max(held, 1) + 1]
 
     def _steps_reading(self, sequences: int, most: int) -> tuple[float, ...]:
@@ -353,7 +354,7 @@ class SteadyReplica:
 
     def _open_step(self, sequences: int, requests_per_s: float) -> tuple[float, float]:
         """The mean step with this number of sequences, and one without prompts: as many come as the step has time."""
-        reading = self._reading(sequences, 1)
+        reading = self._reading(sequences, 0)
         step, most, plain, steps_of_prompt = reading[0], 0, reading[0], self._steps_of_prompt(sequences)
         for _ in range(_ROUNDS):
             per_step = requests_per_s * step

@@ -134,8 +134,9 @@ class StepTable:
             by_chunks += chunk_s
             states_s = 0.0 if self.states is None else self.states(count, new)
             seconds = self._by_tokens(rows + count * new, rows + count) + (by_chunks + states_s)
-            has_images = image_tokens and self.images is not None
-            yield seconds + self.images(image_tokens * count) if has_images else seconds
+            if image_tokens and self.images is not None:
+                seconds += self.images(image_tokens * count)
+            yield seconds
 
     def draft_s(self, sequences: int, cached_tokens: int, layers: int) -> float:
         """One token for each sequence by one of the model's `layers` and its head, in a graph of their own."""
