@@ -44,7 +44,7 @@ TRACED = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B", "deepseek-ai/De
 CALLED = ("Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B")
 LARGE = ("torch", "transformers", "duckdb")  # what a question that is answered from the store does without
 TABLES = ("aiconfigurator_core", "aisimulate")
-LIMIT_S = 240.0  # of one process
+LIMIT_S, PEER_LIMIT_S = 1800.0, 120.0  # of one process
 MOST_WHEEL_MB = 20.0
 
 _COMMAND = "from llm_perf_opt.__main__ import main; main()"
@@ -65,12 +65,12 @@ print(calculate_maximum_sizes(model))
 # ---- one process
 
 
-def spent(command: Sequence[str], store: str, **environment: str) -> tuple[float, float, str, str]:
+def spent(command: Sequence[str], store: str, limit_s: float = LIMIT_S) -> tuple[float, float, str, str]:
     """Wall and CPU seconds of a command that has to succeed, and what it wrote to both streams."""
-    surroundings = {**os.environ, "HF_HUB_OFFLINE": "1", "LLM_PERF_OPT_CACHE": store, **environment}
+    surroundings = {**os.environ, "HF_HUB_OFFLINE": "1", "LLM_PERF_OPT_CACHE": store}
     surroundings.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files are what an installed package has
     before, began = _children_s(), time.perf_counter()
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=limit_s, check=False)
     wall, cpu = time.perf_counter() - began, _children_s() - before
     if done.returncode not in (0, 3):  # 3: an SLO that no fleet meets is an answer too
         raise SystemExit(f"{' '.join(command)[:200]} failed:\n{done.stderr[-2000:]}")
@@ -265,9 +265,9 @@ def _asked(rounds: int, command: Sequence[str] | None, store: str) -> Mapping[st
     if command is None:
         return {"wall s": "not run", "CPU s": "no environment given"}
     try:
-        return medians(rounds, lambda: spent(command, store))
+        return medians(rounds, lambda: spent(command, store, PEER_LIMIT_S))
     except subprocess.TimeoutExpired:
-        return {"wall s": f"more than {LIMIT_S:.0f}", "CPU s": ""}
+        return {"wall s": f"more than {PEER_LIMIT_S:.0f}", "CPU s": ""}
     except SystemExit as failure:
         return {"wall s": "failed", "CPU s": str(failure).strip().splitlines()[-1][:120]}
 
