@@ -24,8 +24,9 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ LARGE = ("torch", "transformers", "duckdb")  # what a question that is answered 
 TABLES = ("aiconfigurator_core", "aisimulate")
 LIMIT_S, PEER_LIMIT_S = 1800.0, 120.0  # of one process
 MOST_WHEEL_MB = 20.0
+MOST_OF_PEERS = 3  # rounds: the planner takes half a minute
 
 _COMMAND = "from llm_perf_opt.__main__ import main; main()"
 _WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({(*LARGE, *TABLES)!r})); "
@@ -121,7 +123,7 @@ def later(rounds: int, given: argparse.Namespace) -> list[Row]:
         ):
             first = spent(ours(*arguments), store)
             row = {"question": words, "first, wall s": first[0], "limit s": limit}
-            row |= medians(rounds, lambda arguments=arguments: spent(ours(*arguments), store))
+            row |= medians(rounds, partial(spent, ours(*arguments), store))
             rows.append(row | {"torch, transformers, duckdb loaded": large_imports(arguments, store)})
     return rows
 
@@ -160,7 +162,7 @@ def traced(rounds: int, given: argparse.Namespace) -> list[Row]:
     for model, family, limit in zip(TRACED, ("llama", "llama", "deepseek_v3"), (4.5, 4.5, 8.0), strict=True):
         command = ours("trace", model, "--prompt-tokens", "1000")
         runs = [spent(command, "off") for _ in range(rounds)]
-        imports = medians(rounds, lambda family=family: spent([sys.executable, "-c", libraries.format(family)], "off"))
+        imports = medians(rounds, partial(spent, [sys.executable, "-c", libraries.format(family)], "off"))
         tracing = statistics.median(sum(map(float, _TRACE_SECONDS.findall(stderr))) for *_, stderr in runs)
         wall = statistics.median(wall for wall, *_ in runs)
         rows.append(
@@ -252,7 +254,7 @@ def peers(rounds: int, given: argparse.Namespace) -> list[Row]:
             ("", "accelerate estimate-memory", _in(given.accelerate, "python", "-c", _ESTIMATE, str(folder))),
         ):
             row: Row = {"question": question, "tool": tool}
-            rows.append(row | _asked(rounds, command, store))
+            rows.append(row | _asked(min(rounds, MOST_OF_PEERS), command, store))
     return rows
 
 
@@ -260,7 +262,7 @@ def _in(folder: Path | None, program: str, *arguments: str) -> list[str] | None:
     return None if folder is None else [str(folder / "bin" / program), *arguments]
 
 
-def _asked(rounds: int, command: Sequence[str] | None, store: str) -> Mapping[str, Any]:
+def _asked(rounds: int, command: Sequence[str] | None, store: str) -> Row:
     """Times, or why there are none: a peer that fails must not cost the table."""
     if command is None:
         return {"wall s": "not run", "CPU s": "no environment given"}

@@ -305,8 +305,8 @@ class SteadyReplica:
             chunks = [(min(budget, prompt - before), shared + before) for before in range(0, prompt, budget)]
             steps = [table.seconds(sequences, cached, [chunk], image // len(chunks), drafted) for chunk in chunks]
             return plain, sum(steps) + len(steps) * draft_s
-        steps = table.seconds_of_readings(sequences, cached, (prompt, shared), image, drafted)
-        return plain, *(seconds + draft_s for seconds in islice(steps, min(most, budget // prompt)))
+        together = table.seconds_of_readings(sequences, cached, (prompt, shared), image, drafted)
+        return plain, *(seconds + draft_s for seconds in islice(together, min(most, budget // prompt)))
 
     def _plain_s(self, sequences: int) -> float:
         return self._reading(sequences, 0)[0]
@@ -379,8 +379,8 @@ def _mean_step(reading: Sequence[float], per_step: float, steps_of_prompt: int) 
     most = len(reading) - 1
     chances = poisson_chances(per_step, most)
     full = max(0.0, 1 - sum(chances))  # of steps that read as many as one takes, and leave others waiting
-    step = sum(map(mul, reading, chances)) + full * reading[-1]
-    read = sum(map(mul, count(), chances)) + full * most
+    step: float = sum(map(mul, reading, chances)) + full * reading[-1]
+    read: float = sum(map(mul, count(), chances)) + full * most
     return step + max(0.0, per_step - read) * (reading[-1] - reading[0]) / most
 
 
