@@ -206,10 +206,20 @@ def _text(rows: list[dict[str, Any]], forms: dict[str, str]) -> str:
     return columns(shown, forms, "l" * (len(forms) - 5) + "rrrrl")
 
 
+def _summary(rows: list[dict[str, Any]]) -> str:
+    wholes, kinds = ([row for row in rows if row["what"].startswith("**") is whole] for whole in (True, False))
+    stages, kernels = (f"{sum(row['is_inside'] is True for row in part)} of {len(part)}" for part in (wholes, kinds))
+    return f"**{stages} stages and {kernels} kinds of kernel are in their band**, between the low and high estimate.\n"
+
+
 def main() -> None:
     options = parser(__doc__, docs="write the tables into docs/evidence/joined-recordings.md").parse_args()
     joined, ocr = list(joined_rows()), list(ocr_rows())
-    texts = {"joined": _text(joined, {"recording": "{run}", **_FORMS}), "joined-deepseek-ocr": _text(ocr, _FORMS)}
+    texts = {
+        "joined-summary": _summary([*joined, *ocr]),
+        "joined": _text(joined, {"recording": "{run}", **_FORMS}),
+        "joined-deepseek-ocr": _text(ocr, _FORMS),
+    }
     if folder := os.environ.get("LLM_PERF_OPT_GPU_TRACES_DIR"):
         texts["joined-read"] = columns(read_rows(Path(folder)), _READ_FORMS, "llrrrrrr")
     show_sections("evidence/joined-recordings", texts, is_written=options.docs)

@@ -2,9 +2,9 @@
 
     python -m scripts.plan_page [--outcomes FILE] [--minutes N] [--only commands|tests]
 
-Tests run in one session of pytest, commands one after the other in a folder with a trace in `run/`. Outcomes are kept
-in FILE, which is written after each, so that a run that was ended goes on where it stopped. What N minutes did not
-reach stays as the page has it.
+Tests run by file, commands one after the other in a folder with a trace in `run/`. Outcomes are kept in FILE, which is
+written after each, so that a run that was ended goes on where it stopped; what was skipped runs again, so that another
+environment can complete it. What N minutes did not reach stays as the page has it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "evidence" / "plan.md"
 ROW = re.compile(r"\| \d{3}-\d+ \|")
-NAMED = re.compile(r"`((?:tests/|llm-perf-opt )[^`]+)`")
+NAMED = re.compile(r"`((?:tests/|llm-perf-opt |mypy |ruff )[^`]+)`")
 _LONGEST = 110
 
 
@@ -107,7 +108,7 @@ def main() -> None:
     known: dict[str, str] = {}
     if options.outcomes is not None and options.outcomes.is_file():
         known = json.loads(options.outcomes.read_text("utf-8"))
-    missing = [name for name in named(PAGE.read_text("utf-8")) if name not in known]
+    missing = [name for name in named(PAGE.read_text("utf-8")) if "skipped" in known.get(name, "skipped")]
 
     def keep(outcomes: dict[str, str]) -> None:
         known.update(outcomes)
@@ -117,14 +118,17 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_command("llm-perf-opt trace deepseek-ocr --image 1240x1754 --out run/", folder, 600)
-        for command in (line for line in missing if line.startswith("llm-perf-opt ") and options.only != "tests"):
+        if options.only != "tests":
+            run_command("llm-perf-opt trace deepseek-ocr --image 1240x1754 --out run/", folder, 600)
+        for command in (line for line in missing if not line.startswith("tests/") and options.only != "tests"):
             left_s = until - time.monotonic()
-            if left_s > 0 and (said := run_command(command, folder, left_s)) is not None:
+            place = folder if command.startswith("llm-perf-opt ") else ROOT
+            if left_s > 0 and (said := run_command(command, place, left_s)) is not None:
                 keep({command: said})
-    tests = [line for line in missing if line.startswith("tests/") and options.only != "commands"]
-    if tests and time.monotonic() < until:
-        keep(run_tests(tests))
+    tests = sorted(line for line in missing if line.startswith("tests/") and options.only != "commands")
+    for _, of_file in groupby(tests, lambda test: test.partition("::")[0]):
+        if time.monotonic() < until:
+            keep(run_tests(list(of_file)))
 
 
 if __name__ == "__main__":
