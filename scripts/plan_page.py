@@ -80,8 +80,8 @@ def run_command(command: str, folder: Path, seconds: float) -> str | None:
     except subprocess.TimeoutExpired:
         return None
     said = (done.stdout if done.returncode == 0 else done.stderr).strip() or done.stderr.strip()
-    told = (line for line in said.splitlines() if line.strip() and not line.lstrip().startswith("still running"))
-    first = next(told, "nothing")
+    told = [line for line in said.splitlines() if line.strip() and not line.lstrip().startswith("still running")]
+    first = next((line for line in told if line.startswith("error: ")), told[0] if told else "nothing")
     return short(first if done.returncode == 0 else f"exit code {done.returncode}: {first}")
 
 

@@ -87,3 +87,30 @@ def test_a_real_run_is_under_the_same_autocast() -> None:
     graph = HooksTracer().trace(target)
     (seen,) = graph.output_metadata["model.layers.0.self_attn.q_proj"]
     assert seen.tensors[0].dtype == "bfloat16"
+
+
+class Einsums(nn.Module):
+    """Relative positions as SAM has them, a product that sums nothing, and a sum of one operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.positions = nn.Linear(8, 8), nn.Parameter(torch.ones(4, 5, 8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            torch.einsum("bhwc,hkc->bhwk", self.queries(x), self.positions),
+            torch.einsum("bhwc,hkc", x, self.positions),
+            torch.einsum("bhwc,hkc->bhwkc", x, self.positions),
+            torch.einsum("hkc->hk", self.positions),
+        )
+
+
+def test_the_operands_of_an_einsum_are_cast_where_torch_casts_them() -> None:
+    module, x = Einsums(), torch.ones(2, 4, 3, 8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        real = [str(output.dtype).removeprefix("torch.") for output in module(x)]
+    (graph,) = lpo.trace(module, (x,), autocast="bfloat16").graphs
+    assert graph.ops is not None
+    kinds = [graph.op_kinds[row] for row in graph.ops.kind]
+    assert [kind.outputs[0].dtype for kind in kinds if kind.name == "aten.einsum.default"] == real
+    assert real == ["bfloat16", "bfloat16", "float32", "float32"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -133,7 +133,10 @@ def _run_compiled_code_eagerly(patches: ThreadPatches) -> None:
 
 
 def _keep_autocast(patches: ThreadPatches) -> None:
-    """`autocast("cuda")` acts as `autocast("cpu")` with CUDA's default dtype: ghosts carry the CPU's autocast keys."""
+    """`autocast("cuda")` acts as `autocast("cpu")` with CUDA's default dtype: ghosts carry the CPU's autocast keys.
+
+    torch casts the operands of the `bmm` inside an einsum. The engine takes an einsum whole, so they are cast before it.
+    """
 
     def on_the_cpu(plain: Callable[..., None]) -> Callable[..., None]:
         def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
@@ -143,7 +146,25 @@ def _keep_autocast(patches: ThreadPatches) -> None:
 
         return init
 
+    def with_operands_cast(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def einsum(equation: str, operands: Sequence[torch.Tensor], **path: Any) -> torch.Tensor:
+            if torch.is_autocast_enabled("cpu") and _has_products_to_sum(equation, operands):
+                dtype, narrow = torch.get_autocast_dtype("cpu"), (torch.float32, torch.bfloat16, torch.float16)
+                operands = [operand.to(dtype) if operand.dtype in narrow else operand for operand in operands]
+            return plain(equation, operands, **path)
+
+        return einsum
+
     patches.wrap(torch.autocast, "__init__", on_the_cpu)
+    patches.wrap(torch._VF, "einsum", with_operands_cast)
+
+
+def _has_products_to_sum(equation: str, operands: Sequence[torch.Tensor]) -> bool:
+    """Whether an einsum is a matmul; without an index to sum over it is a plain product, which autocast leaves alone."""
+    inputs, arrow, output = equation.partition("->")
+    labels = [label for label in inputs if label.isalpha()]
+    is_summed = set(labels) - set(output) if arrow else len(set(labels)) < len(labels)
+    return len(operands) > 1 and bool(is_summed)
 
 
 def _ignore_cuda_calls(patches: ThreadPatches) -> None:
