@@ -79,7 +79,7 @@ def run_command(command: str, folder: Path, seconds: float) -> str | None:
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
         return None
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip() or done.stderr.strip()
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip() or (done.stderr + done.stdout).strip()
     told = [line for line in said.splitlines() if line.strip() and not line.lstrip().startswith("still running")]
     first = next((line for line in told if line.startswith("error: ")), told[0] if told else "nothing")
     return short(first if done.returncode == 0 else f"exit code {done.returncode}: {first}")

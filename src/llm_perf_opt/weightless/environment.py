@@ -135,7 +135,7 @@ def _run_compiled_code_eagerly(patches: ThreadPatches) -> None:
 def _keep_autocast(patches: ThreadPatches) -> None:
     """`autocast("cuda")` acts as `autocast("cpu")` with CUDA's default dtype: ghosts carry the CPU's autocast keys.
 
-    torch casts the operands of the `bmm` inside an einsum. The engine takes an einsum whole, so they are cast before it.
+    torch casts the operands of the `bmm` inside an einsum; the engine takes an einsum whole, so they are cast before.
     """
 
     def on_the_cpu(plain: Callable[..., None]) -> Callable[..., None]:
@@ -160,7 +160,7 @@ def _keep_autocast(patches: ThreadPatches) -> None:
 
 
 def _has_products_to_sum(equation: str, operands: Sequence[torch.Tensor]) -> bool:
-    """Whether an einsum is a matmul; without an index to sum over it is a plain product, which autocast leaves alone."""
+    """Whether an einsum is a matmul: with no index to sum over it is a plain product, which autocast leaves alone."""
     inputs, arrow, output = equation.partition("->")
     labels = [label for label in inputs if label.isalpha()]
     is_summed = set(labels) - set(output) if arrow else len(set(labels)) < len(labels)
