@@ -11,6 +11,7 @@ from llm_perf_opt.advice.pricing import Pricer, request_band, seconds_of, steps_
 from llm_perf_opt.advice.rewrite import Rewrite
 from llm_perf_opt.advice.setup import Setup
 from llm_perf_opt.core.callgraph.queries import shared_work
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.workload import steps_after_prompt
@@ -80,6 +81,7 @@ def advise(
     """The advice for a setup; `names` are the changes to try, by default all that are registered."""
     with shared_work():
         pricer.meet(setup, measured_s or {})
+        _require_load(setup, pricer)
         advisor = _Advisor(setup, pricer, output_tokens)
         tried = {name: CHANGES.get(name) for name in names or CHANGES.names()}
         changes = advisor.ranked({name: one for name, one in tried.items() if not one.is_of_code}, setup)
@@ -111,7 +113,7 @@ class _Advisor:
 
     def time(self, setup: Setup) -> Band:
         """One request."""
-        return request_band(self.pricer.stages(setup), setup.graphs, self.output_tokens)
+        return request_band(self.pricer.parts(setup), setup.graphs, self.output_tokens)
 
     def seconds(self, setup: Setup) -> float:
         """What is expected of it."""
@@ -121,6 +123,8 @@ class _Advisor:
         """The setup after a rewrite; None: it does not apply, or its time is not known."""
         changed = rewrite.apply(setup)
         if changed is None or changed == setup:
+            return None
+        if changed.load is not None and self.pricer.state(changed) is None:
             return None
         is_resized = changed.batch_factor != setup.batch_factor or changed.tp != setup.tp
         return changed if not is_resized or self.pricer.can_resize(setup) else None
@@ -215,20 +219,20 @@ class _Advisor:
 
     def _first_s(self, setup: Setup) -> float:
         """Everything before decoding."""
-        return sum(seconds_of(stage.each) for stage in self.pricer.stages(setup) if stage.phase != DECODE)
+        return sum(seconds_of(part.each) for part in self.pricer.parts(setup) if part.phase != DECODE)
 
     def step_s(self, setup: Setup) -> float | None:
         """What all sequences of a step wait for a token; None: nothing decodes."""
         decode = setup.decode
         if decode is None:
             return None
-        stages = [stage for stage in self.pricer.stages(setup) if stage.phase == DECODE]
-        return sum(seconds_of(stage.wall) for stage in stages) / steps_of(decode)
+        parts = [part for part in self.pricer.parts(setup) if part.phase == DECODE]
+        return sum(seconds_of(part.wall) for part in parts) / steps_of(decode)
 
     def _where(self, before: Setup, after: Setup) -> str:
         """The stages that get faster, the one that saves most of a request first."""
         times = [
-            {(stage.phase, stage.name): seconds_of(stage.each) for stage in self.pricer.stages(setup)}
+            {(part.phase, part.name): seconds_of(part.each) for part in self.pricer.parts(setup)}
             for setup in (before, after)
         ]
         old, new = times
@@ -243,8 +247,34 @@ class _Advisor:
         price = shipped_prices().get(setup.device.id)
         if price is None or setup.decode is None:
             return None
-        tokens = self.output_tokens * setup.sequences
-        return self.seconds(setup) / tokens * setup.devices * price.per_hour / _HOUR_S * _MILLION
+        request_s = self.seconds(setup) / setup.sequences
+        if (state := self.pricer.state(setup)) is not None:
+            request_s = 1 / (state.requests_per_s * setup.replicas)
+        return request_s / self.output_tokens * setup.devices * price.per_hour / _HOUR_S * _MILLION
+
+
+def _require_load(setup: Setup, pricer: Pricer) -> None:
+    """Refuse requests that the deployment cannot answer."""
+    if setup.load is None:
+        return
+    if not setup.is_engine:
+        raise UsageError(
+            "PyTorch answers one batch after the other.",
+            why="only an engine takes requests that come at any time into its steps",
+            fix="add --execution fused, or leave --rate out",
+        )
+    if setup.graphs[0].workload.get("batch", 1) != 1:
+        raise UsageError(
+            "The trace has several sequences already.",
+            why="other requests come and go by themselves, so each is traced alone",
+            fix="trace it with --users 1",
+        )
+    if pricer.state(setup) is None:
+        raise UsageError(
+            f"{setup.load.text} are more than {setup.device.name} can answer.",
+            why="its KV cache or its time does not suffice, so the queue grows without end",
+            fix="add devices (--tp 2 --device '2x ...'), or ask for a fleet: llm-perf-opt serve MODEL --rate ...",
+        )
 
 
 def _less_memory(before: Setup, after: Setup) -> int | None:

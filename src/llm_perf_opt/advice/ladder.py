@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.advice.families import families_of
-from llm_perf_opt.advice.pricing import Pricer, seconds_of, steps_of
+from llm_perf_opt.advice.pricing import OTHERS, PROMPTS, QUEUE, Pricer, seconds_of, steps_of
 from llm_perf_opt.advice.setup import Setup, has_looped_experts
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.hardware import Device
@@ -154,7 +154,7 @@ class Ladder:
         return tuple(sorted(together.values(), key=lambda rung: _ORDER.index(rung.name)))
 
 
-_ORDER = (UNEXPLAINED, HOST, *FUSED_RUNGS, ENGINE, LINKS, GAPS, BELOW_ROOF, TILES, IN_TURN, BEYOND)
+_ORDER = (UNEXPLAINED, QUEUE, PROMPTS, OTHERS, HOST, *FUSED_RUNGS, ENGINE, LINKS, GAPS, BELOW_ROOF, TILES, IN_TURN, BEYOND)
 
 
 def ladder_of(
@@ -164,20 +164,25 @@ def ladder_of(
 
     The pricer has met the measurement: what is left of it has nothing to do with the host.
     """
+    runs = {graph.phase: steps_of(graph) for graph in setup.graphs}
     stages = [stage for graph in setup.graphs for stage in _of_phase(setup, graph, pricer)]
+    for part in pricer.parts(setup)[len(stages) :]:
+        rung = Rung(name=part.name, time_ns=round(seconds_of(part.wall) * _NANO), bytes_moved=None)
+        stages.append(_only(part.phase, part.name, rung, runs[part.phase]))
     for phase, seconds in (measured_s or {}).items():
         predicted = sum(stage.top_ns for stage in stages if stage.phase == phase)
         rest = round(seconds * _NANO) - predicted
         if abs(rest) > len(stages):  # what rounding each stage leaves is no difference
             at = next(place for place, stage in enumerate(stages) if stage.phase == phase)
-            stages.insert(at, _unexplained(phase, rest, stages[at].runs))
+            stages.insert(at, _only(phase, "all of it", Rung(name=UNEXPLAINED, time_ns=rest, bytes_moved=None), runs[phase]))
     return Ladder(stages=tuple(stages), output_tokens=output_tokens, measured=tuple(measured_s or ()))
 
 
-def _unexplained(phase: str, rest: int, runs: int) -> StageLadder:
-    """A stage of its own for what the prediction leaves of a measurement."""
-    rung = Rung(name=UNEXPLAINED, time_ns=rest, bytes_moved=None)
-    return StageLadder(phase=phase, stage="all of it", top_ns=rest, rungs=(rung,), bottom_ns=0, engine_ns=0, runs=runs)
+def _only(phase: str, name: str, rung: Rung, runs: int) -> StageLadder:
+    """A stage of its own for what no stage of the trace takes: other requests, and what a prediction leaves."""
+    return StageLadder(
+        phase=phase, stage=name, top_ns=rung.time_ns, rungs=(rung,), bottom_ns=0, engine_ns=rung.time_ns, runs=runs
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

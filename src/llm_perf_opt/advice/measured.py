@@ -11,13 +11,18 @@ from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.measurements.measurement import MeasuredRun, Quantity
 
 
-def measured_phases(runs: Sequence[MeasuredRun], graphs: Sequence[CallGraph]) -> dict[str, float]:
-    """Phase -> seconds. A TPOT is one step of the decode phase, a TTFT the phase before it."""
+def measured_phases(
+    runs: Sequence[MeasuredRun], graphs: Sequence[CallGraph], users: int | None = None
+) -> dict[str, float]:
+    """Phase -> seconds. A TPOT is one step of the decode phase, a TTFT the phase before it.
+
+    `users` sent requests at once, each of which was traced alone.
+    """
     phases = {graph.phase: graph for graph in graphs}
     before = [phase for phase in phases if phase != DECODE]
     found: dict[str, float] = {}
     for run in runs:
-        _refuse_other_batch(run, graphs[0])
+        _refuse_other_batch(run, users or graphs[0].workload.get("batch", 1))
         if (step := run.time_of(Quantity.TPOT)) is not None and DECODE in phases:
             found[DECODE] = step.seconds * steps_of(phases[DECODE])
         if (first := run.time_of(Quantity.TTFT)) is not None and len(before) == 1:
@@ -31,8 +36,7 @@ def measured_phases(runs: Sequence[MeasuredRun], graphs: Sequence[CallGraph]) ->
     return found
 
 
-def _refuse_other_batch(run: MeasuredRun, graph: CallGraph) -> None:
-    traced = graph.workload.get("batch", 1)
+def _refuse_other_batch(run: MeasuredRun, traced: int) -> None:
     if run.sequences is not None and run.sequences != traced:
         raise UsageError(
             f"{run.sequences:,} sequences were measured, and {traced:,} are traced.",

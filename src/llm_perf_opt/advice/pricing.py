@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from llm_perf_opt.advice.load import Load, steady_state
 from llm_perf_opt.advice.pytorch_experts import in_place_of_engines
 from llm_perf_opt.advice.setup import Setup, has_looped_experts
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Hardware
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.ops.kernel_shape import AttentionShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.serving.capacity.steady_state import SteadyState
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.engine_kernels import fused_kernels
 from llm_perf_opt.timing.fusions import Fusion
@@ -21,14 +24,18 @@ from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
 from llm_perf_opt.timing.predict import StageTime, predict, stage_time
 from llm_perf_opt.timing.rank_bound import least_collectives
-from llm_perf_opt.timing.rate_sources import source_of
+from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, source_of
 from llm_perf_opt.timing.rates import Band, RateSource
 from llm_perf_opt.timing.stage_work import StageWork, stage_works
 from llm_perf_opt.timing.step.engine_step import Forward
 from llm_perf_opt.timing.step.engine_time import EngineTimer
+from llm_perf_opt.timing.step.request_time import first_token_shares
 from llm_perf_opt.timing.step.step_rates import Decoder, StepRates
 from llm_perf_opt.timing.step.step_tables import step_table
 
+QUEUE = "queueing, and the front end"
+PROMPTS = "prefills of others between its tokens"
+OTHERS = "other sequences in its decode steps"
 _HALVINGS = 60  # of a range, down to the last digit
 
 
@@ -38,21 +45,27 @@ def seconds_of(band: Band) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricedStage:
-    """One stage of a setup; `shared_by` times as many sequences as were traced run it together."""
+class PricedPart:
+    """A part of a request's time; `shared_by` times as many sequences as were traced run it together."""
 
     phase: str
     name: str
     wall: Band
-    bytes_moved: int
-    kernel_launches: int
-    time: StageTime
     shared_by: int = 1
 
     @property
     def each(self) -> Band:
         """What it takes for as many sequences as were traced."""
         return self.wall.times(1 / self.shared_by)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedStage(PricedPart):
+    """One stage of a setup."""
+
+    bytes_moved: int
+    kernel_launches: int
+    time: StageTime
 
 
 @dataclass(slots=True)
@@ -68,6 +81,7 @@ class Pricer:
     _sources: dict[tuple[Execution, str], RateSource] = field(default_factory=dict)
     _times: dict[tuple[object, ...], tuple[CallGraph, tuple[StageTime, ...]]] = field(default_factory=dict)
     _prices: dict[tuple[object, ...], tuple[Setup, tuple[PricedStage, ...]]] = field(default_factory=dict)
+    _states: dict[tuple[object, ...], tuple[Setup, SteadyState | None]] = field(default_factory=dict)
 
     def source(self, execution: Execution, hardware: Hardware) -> RateSource:
         """The source of rates that `trace --device` has."""
@@ -98,15 +112,67 @@ class Pricer:
 
     def stages(self, setup: Setup) -> tuple[PricedStage, ...]:
         """Every stage of every phase, in order."""
-        key = (
-            tuple(map(id, setup.graphs)),
-            repr(setup.hardware),
-            *(setup.execution, setup.rules, setup.captured, setup.batch_factor, setup.tp),
-        )
+        key = _key(setup)
         if key not in self._prices:
             stages = tuple(stage for graph in setup.graphs for stage in self._phase(setup, graph))
             self._prices[key] = setup, stages  # the setup too, so that the identity of its graphs stays theirs
         return self._prices[key][1]
+
+    def parts(self, setup: Setup) -> tuple[PricedPart, ...]:
+        """Every stage, and what other requests add: before the first token, between tokens, and in decode steps."""
+        stages, state, decode = self.stages(setup), self.state(setup), setup.decode
+        if state is None or decode is None:
+            return stages
+        first = sum(seconds_of(stage.wall) for stage in stages if stage.phase != DECODE)
+        step = sum(seconds_of(stage.wall) for stage in stages if stage.phase == DECODE)
+        prefill = next(graph.phase for graph in setup.graphs if graph is not decode)
+        prompts = state.token_s - state.plain_s  # a single user meets none
+        shared = state.plain_s - step / steps_of(decode)
+        added = ((prefill, QUEUE, state.first_token_s - first), (DECODE, PROMPTS, prompts), (DECODE, OTHERS, shared))
+        runs = {DECODE: steps_of(decode)}
+        waits = [
+            PricedPart(phase=phase, name=name, wall=Band(seconds, seconds, seconds).times(runs.get(phase, 1)))
+            for phase, name, seconds in added
+        ]
+        return (*stages, *waits)
+
+    def state(self, setup: Setup) -> SteadyState | None:
+        """One replica in the steady state of the setup's load; None: it has none, or the replica cannot answer it."""
+        if setup.load is None:
+            return None
+        key = (*_key(setup), setup.load, setup.replicas)
+        if key not in self._states:
+            self._states[key] = setup, self._state(setup, setup.load.shared_by(setup.replicas))
+        return self._states[key][1]
+
+    def _state(self, setup: Setup, load: Load) -> SteadyState | None:
+        decode, stages = setup.decode, self.stages(setup)
+        known = (
+            None
+            if decode is None
+            else [found for time in self.times(setup, decode) if (found := self._forwards(setup, decode, time))]
+        )
+        if not known or known[0][0].plan.pp > 1:
+            raise UsageError(
+                "Other requests cannot be told for this run.",
+                why="a step of an engine that decodes and reads prompts is not known as a whole for it",
+                fix="leave --rate and --users out, or choose a decoder with a prompt on one device or with --tp",
+            )
+        source = self.source(Execution.FUSED, setup.hardware)
+        assert isinstance(source, StepRates)
+        return steady_state(
+            load,
+            setup.graphs,
+            setup.device,
+            self._resized(known[0][0], source, setup),
+            encoders_s=sum(seconds_of(stage.wall) for stage in stages if stage.name != stage.phase != DECODE),
+            client=first_token_shares(self.engine or DEFAULT_KERNEL_ENGINE, has_drawn_lengths=False),
+        )
+
+    def _resized(self, decoder: Decoder, source: StepRates, setup: Setup) -> Decoder:
+        """The decoder over the ranks of the setup."""
+        plan = replace(decoder.plan, tp=setup.tp) if setup.tp > 1 else decoder.plan
+        return Decoder(blocks=decoder.blocks, plan=plan, table=step_table(decoder.blocks, EngineTimer(source), plan))
 
     def _phase(self, setup: Setup, graph: CallGraph) -> Iterable[PricedStage]:
         times = self.times(setup, graph)
@@ -183,11 +249,9 @@ class Pricer:
         decoder, forwards = found
         source = self.source(Execution.FUSED, setup.hardware)
         assert isinstance(source, StepRates) and time.wall.expected
-        plan = replace(decoder.plan, tp=setup.tp) if setup.tp > 1 else decoder.plan
-        table = step_table(decoder.blocks, EngineTimer(source), plan)
         factor = setup.batch_factor if graph.phase == DECODE else 1
         larger = [replace(forward, sequences=forward.sequences * factor) for forward in forwards]
-        seconds = source.step(Decoder(blocks=decoder.blocks, plan=plan, table=table), larger).expected_s
+        seconds = source.step(self._resized(decoder, source, setup), larger).expected_s
         assert seconds is not None, "a step is known as a whole"
         wall = time.wall.times(seconds / time.wall.expected)
         return replace(_priced(graph.phase, time, wall), shared_by=factor)
@@ -205,6 +269,15 @@ class Pricer:
         if decode is None or not setup.is_engine:
             return False
         return any(self._forwards(setup, decode, time) is not None for time in self.times(setup, decode))
+
+
+def _key(setup: Setup) -> tuple[object, ...]:
+    """All that the price of its stages depends on."""
+    return (
+        tuple(map(id, setup.graphs)),
+        repr(setup.hardware),
+        *(setup.execution, setup.rules, setup.captured, setup.batch_factor, setup.tp),
+    )
 
 
 def _host_factor(times: Sequence[StageTime], measured_s: float) -> float:
@@ -280,7 +353,7 @@ def _with_kernels(work: StageWork, kernels: Mapping[Kernel, int]) -> StageWork:
     )
 
 
-def request_band(stages: Sequence[PricedStage], graphs: Sequence[CallGraph], output_tokens: int) -> Band:
+def request_band(stages: Sequence[PricedPart], graphs: Sequence[CallGraph], output_tokens: int) -> Band:
     """Everything before decoding once, and a decode step for each token behind the first: low, expected and high."""
     decoded = steps_after_prompt(output_tokens)
     steps = {graph.phase: steps_of(graph) for graph in graphs}

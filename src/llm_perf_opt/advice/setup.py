@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llm_perf_opt.advice.load import Load
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import ops_of, weight_matrices
 from llm_perf_opt.core.hardware import Device
@@ -21,7 +22,8 @@ class Setup:
 
     `rules` are the fusions that the code in PyTorch was given, and `captured` the phases with kernel launches that are
     recorded once and replayed: an engine does both by itself. `batch_factor` sequences decode where the trace has one.
-    `tp` ranks share the matrices; 0: as the trace was made.
+    `tp` ranks share the matrices; 0: as the trace was made. `load` is what comes to the server, None: one request alone;
+    `replicas` of the whole share it.
     """
 
     graphs: tuple[CallGraph, ...]
@@ -31,6 +33,8 @@ class Setup:
     captured: frozenset[str] = field(default_factory=frozenset)
     batch_factor: int = 1
     tp: int = 0
+    load: Load | None = None
+    replicas: int = 1
 
     @property
     def device(self) -> Device:
@@ -41,7 +45,7 @@ class Setup:
     def devices(self) -> int:
         """How many the plan takes."""
         plan = plan_in(self.graphs[0].deployment) or ParallelPlan()
-        return plan.ranks * (self.tp or 1)
+        return plan.ranks * (self.tp or 1) * self.replicas
 
     @property
     def sequences(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from llm_perf_opt.advice.advice_report import advice_report
 from llm_perf_opt.advice.advise import Advice, Change, advise
 from llm_perf_opt.advice.ladder import Ladder
+from llm_perf_opt.advice.load import Load
 from llm_perf_opt.advice.measured import measured_phases
 from llm_perf_opt.advice.pricing import Pricer
 from llm_perf_opt.advice.savings import coloured, saved_by_module
@@ -77,12 +78,15 @@ def advice_answer(
     engine: str | None = None,
     output: int = ANSWER_TOKENS,
     measured: Given | None = None,
+    users: int | None = None,
+    rate: str | None = None,
 ) -> AdviceAnswer:
     """The advice for one run; of a model that is spread, for the first kind of rank."""
     graphs = run._finished()
     hardware = _hardware(graphs, device, devices_file)
-    setup = Setup(graphs=graphs, hardware=hardware, execution=Execution(execution))
-    phases = None if measured is None else measured_phases(read_given(measured).runs, graphs)
+    load = Load.given(output, users, rate)
+    setup = Setup(graphs=graphs, hardware=hardware, execution=Execution(execution), load=load)
+    phases = None if measured is None else measured_phases(read_given(measured).runs, graphs, users)
     advice = advise(setup, Pricer(rates, engine), output_tokens=output, measured_s=phases)
     expected = advice.written.expected
     assert expected is not None
@@ -97,7 +101,7 @@ def advice_answer(
         engine_s=advice.engine_s,
         price_per_million=advice.price_per_million,
         _advice=advice,
-        _asked=_asked(graphs, Execution(execution), output),
+        _asked=_asked(setup, output),
         _setup=setup,
     )
 
@@ -115,7 +119,8 @@ def _hardware(graphs: tuple[CallGraph, ...], device: str | Hardware | None, devi
     return hardware
 
 
-def _asked(graphs: tuple[CallGraph, ...], execution: Execution, output: int) -> str:
+def _asked(setup: Setup, output: int) -> str:
+    graphs = setup.graphs
     first = graphs[0].workload
     context = first.get("context_tokens", first.get("prompt_tokens"))
     batch = first.get("batch", 1)
@@ -123,4 +128,5 @@ def _asked(graphs: tuple[CallGraph, ...], execution: Execution, output: int) -> 
         f"{format_count(batch)} x {format_count(context)} tokens in" if isinstance(context, int) else f"batch {batch}"
     )
     out = f", {format_count(output)} out" if any(graph.phase == "decode" for graph in graphs) else ""
-    return f"{graphs[0].model}, {tokens}{out}, {execution.text}"
+    others = "" if setup.load is None else f", {setup.load.text}"
+    return f"{graphs[0].model}, {tokens}{out}{others}, {setup.execution.text}"

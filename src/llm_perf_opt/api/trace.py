@@ -140,12 +140,15 @@ class Trace(TracedRun):
         engine: str | None = None,
         output: int = ANSWER_TOKENS,
         measured: Given | None = None,
+        users: int | None = None,
+        rate: str | None = None,
     ) -> AdviceAnswer:
         """Where the time of a request goes, from the time as it runs now to the lower bound, and what to change first.
 
         `execution` says how it runs now, `output` how many tokens a request generates; `rates` and `engine` are as in
         `predict`. With `measured`, a line such as `ttft=0.5s tpot=20ms` or a file, the ladder begins at what was
-        measured. Default device: the one that the trace was made for.
+        measured. With `users` at once, or a `rate` such as `20/s`, an engine answers other requests too: what they
+        take of this one are rungs of their own. Default device: the one that the trace was made for.
         """
         from llm_perf_opt.api.advise import advice_answer
 
@@ -158,6 +161,8 @@ class Trace(TracedRun):
             engine=engine,
             output=output,
             measured=measured,
+            users=users,
+            rate=rate,
         )
 
     def per_rank(

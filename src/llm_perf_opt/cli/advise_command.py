@@ -46,6 +46,14 @@ MeasuredTimeOption = Annotated[
         "figures. May be repeated.",
     ),
 ]
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="With --execution fused: arrival rate of requests, 20/s or 90/min. Queueing and prefills of other "
+        "requests are rungs of their own; so they are with --users.",
+    ),
+]
 
 
 @takes_workload(plans=True, without=("decode_steps",), words=SERVER_WORDS)
@@ -55,6 +63,7 @@ def advise(
     device: DeviceOption = None,
     output: OutputOption = ANSWER_TOKENS,
     execution: ExecutionOption = "eager",
+    rate: RateOption = None,
     measured: MeasuredTimeOption = None,
     weights: WeightsOption = None,
     cache: CacheOption = None,
@@ -79,9 +88,12 @@ def advise(
     reporter = choose_reporter(format_name, json_wanted, out)
     reserve_page(out, force=force)
     given = None if not measured else read_given([_as_line(one) for one in measured])
+    alone, users = dict(workload), None
+    if execution == "fused":
+        users = alone.pop("batch", None)  # an engine takes each request when it comes, so it is traced alone
     with few_lines_per_trace():
         traced = trace_or_load(
-            model, workload, weights=weights, cache=cache, routing=routing, trust_remote_code=trust_remote_code
+            model, alone, weights=weights, cache=cache, routing=routing, trust_remote_code=trust_remote_code
         )
         answer = traced.advise(
             device,
@@ -91,6 +103,8 @@ def advise(
             engine=engine,
             output=output,
             measured=given,
+            users=users,
+            rate=rate,
         )
     if out is not None:
         say(f"Wrote {answer.save(out, force=force)}")

@@ -22,5 +22,6 @@ CHANGES: Registry[Rewrite] = Registry(
         "cache-fp8": "llm_perf_opt.advice.changes.cache_fp8:REWRITE",
         "larger-batch": "llm_perf_opt.advice.changes.larger_batch:REWRITE",
         "tensor-parallel": "llm_perf_opt.advice.changes.tensor_parallel:REWRITE",
+        "second-replica": "llm_perf_opt.advice.changes.second_replica:REWRITE",
     },
 )

@@ -12,8 +12,11 @@ FACTOR = 8
 
 
 def _apply(setup: Setup) -> Setup | None:
-    """As many as fit, up to eight times as many; engines alone decode what comes at any time together."""
-    if not setup.is_engine or setup.decode is None or setup.batch_factor > 1:
+    """As many as fit, up to eight times as many; engines alone decode what comes at any time together.
+
+    Where other requests are told, they are the batch.
+    """
+    if not setup.is_engine or setup.decode is None or setup.batch_factor > 1 or setup.load is not None:
         return None
     found = fullest_traced_fit((setup.graphs,), setup.device)
     if found is None or found[1].largest_batch is None:
