@@ -1,21 +1,27 @@
 """Changes that `advise` makes in a trace, next to real runs of changed code on this processor.
 
-    python -m benchmarks.advice_measured            prints the table
-    python -m benchmarks.advice_measured --docs     puts it on docs/evidence/advice-measured.md
+    python -m benchmarks.advice_measured                        measures what is not measured yet, prints the table
+    python -m benchmarks.advice_measured --docs                 puts it on docs/evidence/advice-measured.md
+    python -m benchmarks.advice_measured --calibration FILE...  prices by these calibrations
 
 Six small models, each with sizes of its own family, run with random weights before and after each change that a
-processor can run, the two by turns. The processor is calibrated first, and each change is priced by that calibration:
-kernels before the change less kernels after it. One thread, and the time that the thread was running, so that other
-work on the machine does not count. Takes about ten minutes.
+processor can run, the two by turns: six changes of a forward of 256 tokens, and six of a decode step behind 256 tokens.
+Each change is priced by a calibration of the processor, kernels before it less kernels after it. One thread, and the
+time that the thread was running, so that other work on the machine does not count. What was measured is kept in
+docs/data/advice_measured.json as it comes, so a run can be continued. Takes about twenty minutes of one core.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
 import json
 import logging
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,24 +29,30 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import llm_perf_opt as lpo
 from benchmarks.advice_retraced import CONFIGS, join_matmuls
-from benchmarks.pages import share, show_sections, signed, table
-from benchmarks.runner import parser
+from benchmarks.pages import DOCS, share, show_sections, signed, table
+from benchmarks.runner import load_records, parser, save_records
 from llm_perf_opt.advice.changes import CHANGES
 from llm_perf_opt.advice.pricing import code_kernels
 from llm_perf_opt.advice.setup import Setup
-from llm_perf_opt.core.hardware.calibration import Calibration, measured_device
-from llm_perf_opt.measurements.calibrate.calibrate import calibrate
+from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
+from llm_perf_opt.core.hardware.calibration import Calibration, measured_device, read_calibration
+from llm_perf_opt.measurements.calibrate.calibrate import calibrate, device_name
 from llm_perf_opt.ops.kernel_shape import AttentionShape, MatmulShape
 from llm_perf_opt.ops.matmuls import weight_matmul_work
 from llm_perf_opt.ops.op import CalibratedWork, Kernel, KernelKind
-from llm_perf_opt.timing.calibrated_rates import time_at
+from llm_perf_opt.ops.table import kernels_of
+from llm_perf_opt.timing.calibrated_rates import CalibratedRates, scattered_inputs, time_at
+from llm_perf_opt.timing.rates import OpRun, Overhead, RateTime
 
-TOKENS, ROUNDS = 256, 15
+RECORD = DOCS / "data" / "advice_measured.json"
+TOKENS, ROUNDS, WARM_UP = 256, 15, 3
 HEAD_WIDTH = 64  # that the calibration measures attention with
+MOST_SEQUENCES = 8
 SMALL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "vocab_size": 8192}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
 EXPERTS = {"moe_intermediate_size": 352, "max_position_embeddings": 4096}
@@ -69,23 +81,40 @@ WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-r1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A change and how the code is built before and after it; `prepare` changes the model that was built."""
+    """A change and how the code is built before and after it; `prepare` changes the model that was built.
+
+    `is_step`: of a decode step behind `TOKENS` tokens; else of a forward of as many. `sequences` run together after it.
+    """
 
     change: str
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     models: tuple[str, ...] = tuple(MODELS)
     prepare: Callable[[Any], Any] | None = None
+    is_step: bool = False
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """As the table says it."""
+        return f"{self.change}, decode step" if self.is_step else self.change
 
 
 GROUPED = {"experts_implementation": "grouped_mm"}
-CASES = (
+_FORWARD = (
     Case(change="fused-attention", before={"attn_implementation": "eager"}, after={}),
-    Case(change="last-logits", before={"logits_to_keep": 0, "use_cache": True}, after={"use_cache": True}),
     Case(change="grouped-experts", before={"experts_implementation": "eager"}, after=GROUPED, models=WITH_EXPERTS),
     Case(change="half-precision", before={}, after={"dtype": "bfloat16"}),
     Case(change="joined-matmuls", before={}, after={}, prepare=join_matmuls),
-    Case(change="compiled", before={}, after={}, prepare=torch.compile),
+)
+_COMPILED = Case(change="compiled", before={}, after={}, prepare=torch.compile)
+CASES = (
+    *_FORWARD,
+    Case(change="last-logits", before={"logits_to_keep": 0, "use_cache": True}, after={"use_cache": True}),
+    *(replace(case, is_step=True) for case in _FORWARD),
+    Case(change="larger-batch", before={}, after={}, is_step=True, sequences=MOST_SEQUENCES),
+    _COMPILED,
+    replace(_COMPILED, is_step=True),
 )
 
 
@@ -111,6 +140,21 @@ class Row:
         return (self.measured > 0) == (self.predicted > 0)
 
 
+class DecodeStep(torch.nn.Module):
+    """A model that decodes one token of each sequence, behind keys and values that are handed in."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, *cached: torch.Tensor) -> Any:
+        """The logits of the next token."""
+        cache = DynamicCache()
+        for layer in range(len(cached) // 2):
+            cache.update(cached[2 * layer], cached[2 * layer + 1], layer)
+        return self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+
+
 def build(name: str, folder: Path, settings: Mapping[str, Any], device: str) -> Any:
     """A small model of the family, with random weights or, on the meta device, with none."""
     config = json.loads((CONFIGS / name / "config.json").read_text())
@@ -127,63 +171,82 @@ def build(name: str, folder: Path, settings: Mapping[str, Any], device: str) -> 
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype, **built).eval()
 
 
-def arguments(settings: Mapping[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The prompt, and which logits are made of it."""
-    ids = torch.arange(TOKENS).reshape(1, TOKENS) * 31 % SMALL["vocab_size"]
-    return ids, {"use_cache": settings.get("use_cache", False), "logits_to_keep": settings.get("logits_to_keep", 1)}
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def measured(case: Case, name: str, folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds of forwards before and after the change, by turns."""
-    runs = []
-    for settings in (case.before, case.after):
-        model = build(name, folder, settings, "cpu")
-        if settings is case.after and case.prepare is not None:
-            prepared = case.prepare(model)
-            model = model if prepared is None else prepared
-        ids, options = arguments(settings)
-        runs.append((model, ids, options))
-    seconds: tuple[list[float], list[float]] = ([], [])
+def call_of(case: Case, model: Any, settings: Mapping[str, Any], sequences: int = 1) -> Call:
+    """What is called and with what: the prompt and which logits are made of it, or a step behind it."""
+    device = next(model.parameters()).device
+    ids = torch.arange(sequences * TOKENS, device=device).reshape(sequences, TOKENS) * 31 % SMALL["vocab_size"]
+    if not case.is_step:
+        keep = {"use_cache": settings.get("use_cache", False), "logits_to_keep": settings.get("logits_to_keep", 1)}
+        return model, (ids,), keep
     with torch.inference_mode():
-        for model, ids, options in runs:
-            for _ in range(2):
-                model(ids, **options)
-        for _ in range(ROUNDS):
-            for (model, ids, options), times in zip(runs, seconds, strict=True):
+        cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    cached = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return DecodeStep(model), (ids[:, -1:], *cached), {}
+
+
+def measured(case: Case, name: str, folder: Path) -> dict[str, list[float]]:
+    """Seconds of forwards before and after the change, by turns."""
+    runs: dict[str, Call] = {}
+    for side, settings, sequences in (("before", case.before, 1), ("after", case.after, case.sequences)):
+        model = build(name, folder, settings, "cpu")
+        called, ids, options = call_of(case, model, settings, sequences)
+        if side == "after" and case.prepare is not None:
+            prepared = case.prepare(called)
+            called = called if prepared is None else prepared
+        runs[side] = called, ids, options
+    seconds: dict[str, list[float]] = {side: [] for side in runs}
+    with torch.inference_mode():
+        for turn in range(-WARM_UP, ROUNDS):
+            gc.collect()
+            for side, (called, ids, options) in runs.items():
                 started = time.thread_time()
-                model(ids, **options)
-                times.append(time.thread_time() - started)
+                called(*ids, **options)
+                if turn >= 0:
+                    seconds[side].append(time.thread_time() - started)
     return seconds
 
 
-def predicted(case: Case, name: str, folder: Path, calibration: Calibration) -> tuple[float, float]:
-    """Seconds of all kernels before and after the change, as the calibration prices them."""
-    model = build(name, folder, case.before, "meta")
-    ids, options = arguments(case.before)
-    graph = lpo.trace(model, (ids,), options).graphs[0]
-    graph.workload["dtype"] = "float32"  # what a named model says of itself
-    before = Setup(graphs=(graph,), hardware=measured_device(calibration))
-    after = CHANGES.get(case.change).apply(before)
-    if after is None:
-        raise SystemExit(f"{case.change} does not apply to {name}")
-    first, second = (
-        sum(
-            kernel_s(kernel, calibration) * count
-            for counts in code_kernels(setup.graphs[0], setup.rules).values()
-            for kernel, count in counts.items()
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of kernels on the calibrated machine: those of the code by their ops, all others by their work."""
+
+    rates: CalibratedRates
+
+    def of(self, setup: Setup, *, calls_modules: bool = True) -> float:
+        """One forward of the changed code."""
+        graph = setup.graphs[0]
+        own = self._own(graph)
+        kernels: Counter[Kernel] = Counter()
+        for counts in code_kernels(graph, setup.rules).values():
+            kernels += counts
+        calls = len(calls_of(graph).path) * _seconds(self.rates.duration(Overhead.MODULE_CALL))
+        return (calls if calls_modules else 0.0) + sum(
+            (own[kernel] if kernel in own else self._by_work(kernel)) * count for kernel, count in kernels.items()
         )
-        for setup in (before, after)
-    )
-    return first, second
+
+    def _own(self, graph: CallGraph) -> Mapping[Kernel, float]:
+        """Each kernel of the code as it is written: what its ops take on average."""
+        ops, times = ops_of(graph).kind, defaultdict[Kernel, list[float]](list)
+        for row, scattered in enumerate(scattered_inputs(graph)):
+            kind = graph.op_kinds[ops[row]]
+            kernels, known = kernels_of(kind), self.rates.duration(OpRun(kind, scattered))
+            for kernel in kernels if known is not None else ():
+                times[kernel].append(_seconds(known) / len(kernels))
+        return {kernel: statistics.mean(seconds) for kernel, seconds in times.items()}
+
+    def _by_work(self, kernel: Kernel) -> float:
+        work, calibration = work_of(kernel), self.rates.calibration
+        rate = calibration.table(work.family, work.dtype)
+        if rate is None:
+            raise SystemExit(f"The calibration has no {work.family} in {work.dtype}.")
+        return time_at(rate, work.sizes).median_s * work.times
 
 
-def kernel_s(kernel: Kernel, calibration: Calibration) -> float:
-    """The time of one launch, by the family of work that is like it."""
-    work = work_of(kernel)
-    found = calibration.table(work.family, work.dtype)
-    if found is None:
-        raise SystemExit(f"The calibration has no {work.family} in {work.dtype}.")
-    return time_at(found, work.sizes).median_s * work.times
+def _seconds(times: Sequence[RateTime] | None) -> float:
+    return sum(time.band.expected or 0.0 for time in times or ())
 
 
 def work_of(kernel: Kernel) -> CalibratedWork:
@@ -205,26 +268,61 @@ def work_of(kernel: Kernel) -> CalibratedWork:
     return CalibratedWork(family="copy", dtype="float32", sizes={"elements": max(1.0, moved / 2 / 4)})
 
 
-def rows(calibration: Calibration) -> Iterator[Row]:
-    """Every change of every model that has the code for it."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        for case in CASES:
-            for name in case.models:
-                before, after = measured(case, name, folder)
-                saved = [1 - new / old for old, new in zip(before, after, strict=True)]
-                low, _, high = statistics.quantiles(saved, n=4)
-                first, second = predicted(case, name, folder, calibration)
-                row = Row(
-                    change=case.change,
-                    model=name,
-                    before_s=statistics.median(before),
-                    measured=statistics.median(saved),
-                    spread=high - low,
-                    predicted=1 - second / first,
+def predicted(case: Case, name: str, folder: Path, calibration: Calibration) -> float:
+    """The share that the change saves, by the prices of all kernels before and after it."""
+    prices, device = Prices(CalibratedRates(calibration)), measured_device(calibration)
+
+    def setup_of(sequences: int) -> Setup:
+        called, ids, options = call_of(case, build(name, folder, case.before, "meta"), case.before, sequences)
+        graph = lpo.trace(called, ids, options).graphs[0]
+        graph.workload["dtype"] = "float32"  # what a named model says of itself
+        return Setup(graphs=(graph,), hardware=device)
+
+    before = setup_of(1)
+    if case.sequences > 1:  # another batch is another trace
+        return 1 - prices.of(setup_of(case.sequences)) / prices.of(before) / case.sequences
+    after = CHANGES.get(case.change).apply(before)
+    if after is None:
+        raise SystemExit(f"{case.change} does not apply to {name}")
+    is_compiled = case.change == "compiled"
+    return 1 - prices.of(after, calls_modules=not is_compiled) / prices.of(before)
+
+
+def measure(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every change of every model that has the code for it; what was measured before is kept."""
+    records = load_records(RECORD)
+    header = {"machine": device_name("cpu"), "torch": torch.__version__}
+    for case in CASES:
+        for name in case.models:
+            key = f"{case.name}: {name}"
+            if key not in records:
+                torch.compiler.reset()
+                records[key] = {"sequences": case.sequences, **measured(case, name, folder)}
+                save_records(RECORD, header, records)
+                logging.info(
+                    "%s: %s", key, {side: statistics.median(records[key][side]) for side in ("before", "after")}
                 )
-                logging.info("%s", row)
-                yield row
+    return records
+
+
+def rows(records: Mapping[str, Mapping[str, Any]], folder: Path, calibration: Calibration) -> Iterator[Row]:
+    """What was measured next to what is predicted."""
+    for case in CASES:
+        for name in case.models:
+            record = records[f"{case.name}: {name}"]
+            sides = zip(record["before"], record["after"], strict=True)
+            saved = [1 - new / old / case.sequences for old, new in sides]
+            low, _, high = statistics.quantiles(saved, n=4)
+            row = Row(
+                change=case.name,
+                model=name,
+                before_s=statistics.median(record["before"]),
+                measured=statistics.median(saved),
+                spread=high - low,
+                predicted=predicted(case, name, folder, calibration),
+            )
+            logging.info("%s", row)
+            yield row
 
 
 def ranks(values: list[float]) -> list[float]:
@@ -264,12 +362,25 @@ def text_of(compared: list[Row]) -> str:
     )
 
 
+def calibration_of(files: Sequence[Path]) -> Calibration:
+    """The tables of these files together; without files the processor is calibrated in both types."""
+    parts = [read_calibration(file) for file in files] or [
+        calibrate(threads=1, clock="cpu", rounds=1, dtype=dtype) for dtype in ("bfloat16", "float32")
+    ]
+    return replace(parts[0], tables=tuple(table for part in parts for table in part.tables))
+
+
 def main() -> None:
-    options = parser(__doc__, docs="write the page").parse_args()
+    made: argparse.ArgumentParser = parser(__doc__, docs="write the page")
+    made.add_argument("--calibration", type=Path, nargs="*", default=(), metavar="FILE", help="of this processor")
+    options = made.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(1)
-    half, single = (calibrate(threads=1, clock="cpu", rounds=1, dtype=dtype) for dtype in ("bfloat16", "float32"))
-    compared = list(rows(replace(half, tables=(*half.tables, *single.tables))))
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # one core, so that its caches stay its own
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        records = measure(folder)
+        compared = list(rows(records, folder, calibration_of(options.calibration)))
     show_sections("evidence/advice-measured", {"measured": text_of(compared)}, is_written=options.docs)
 
 

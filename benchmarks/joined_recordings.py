@@ -5,7 +5,8 @@
 Eight runs of transformers models are those of tests/facts/gpu_traces: recorded kernels and those of the traced ops are
 paired by op and size, each as long as the median of its kind. DeepSeek-OCR on an RTX 5090 is known by stage and family
 of kernels, from Nsight Systems: tests/facts/deepseek_ocr/measured-gpu.json. With --docs the tables go to
-docs/evidence/joined-recordings.md.
+docs/evidence/joined-recordings.md, and the ladder of each run, from the measured time of its kernels down to the lower
+bound, to docs/evidence/advice-examples.md.
 
 LLM_PERF_OPT_GPU_TRACES_DIR names a folder with recordings of others, such as tests/traces of AMD-AGI/TraceLens with
 tests/data of facebookresearch/HolisticTraceAnalysis in it: what is read from each is a table of its own.
@@ -14,18 +15,37 @@ tests/data of facebookresearch/HolisticTraceAnalysis in it: what is read from ea
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.eager_kernels import DEVICES, Compared, Run, compared, durations
+from benchmarks.eager_kernels import DEVICES, FORWARDS, Compared, Run, compared, durations, recorded_graph
 from benchmarks.pages import columns, facts, show_sections
 from benchmarks.published_throughput import CONTEXT, GUNDAM_TOKENS, decode_graph, prefill_graph
 from benchmarks.runner import parser
+from llm_perf_opt.advice.ladder import (
+    BELOW_ROOF,
+    BEYOND,
+    ENGINE,
+    EXPERTS,
+    GAPS,
+    HIDDEN,
+    HOST,
+    IN_TURN,
+    JOINED,
+    SCORES,
+    TILES,
+    UNFUSED,
+    ladder_of,
+)
+from llm_perf_opt.advice.pricing import Pricer
+from llm_perf_opt.advice.setup import Setup
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
+from llm_perf_opt.core.hardware.links import find_hardware
 from llm_perf_opt.core.recordings import read_recording
 from llm_perf_opt.core.recordings.recording import DeviceWork, Recording
 from llm_perf_opt.measurements.correction import centre
@@ -143,6 +163,50 @@ def _band(kernel: Any, rates: RateSource) -> Band:
     return total(time.band for time in rates.duration(kernel) or ())
 
 
+_RUNGS = {  # what is left of the time of the device, in the order of the ladder
+    "attention": (SCORES, HIDDEN),
+    "not fused": (UNFUSED, JOINED, EXPERTS, ENGINE),
+    "gaps": (GAPS,),
+    "below the roofline": (BELOW_ROOF, TILES, IN_TURN),
+    "between kernels": (BEYOND,),
+}
+
+
+def ladder_rows() -> Iterator[dict[str, Any]]:
+    """Each run from the measured time of its kernels to the lower bound; the times add up to the nanosecond."""
+    for gpu, device_id in DEVICES.items():
+        times = durations(device_id)
+        for model in MODELS:
+            run, forwards = compared(gpu, model, times), FORWARDS.get(model, 1)
+            measured_ns = round(sum(row.recorded_us for row in run.rows) * 1e3 / forwards)
+            yield _ladder_row(run.name, recorded_graph(model), device_id, measured_ns)
+    records = {record["id"]: record for record in facts("deepseek_ocr/measured-gpu.json")}
+    for graph, steps in ((prefill_graph(CONTEXT - GUNDAM_TOKENS), 1), (decode_graph(CONTEXT), 64)):
+        measured_s = _seconds(records[f"rtx5090-kernels-{graph.phase}"]["metrics"]) / steps
+        yield _ladder_row(f"{RTX}-deepseek-ocr, {graph.phase}", graph, RTX, round(measured_s * 1e9))
+
+
+def _ladder_row(run: str, graph: CallGraph, device_id: str, measured_ns: int) -> dict[str, Any]:
+    """Kernels alone were measured, so the wait for the host is none of it."""
+    ladder = ladder_of(Setup(graphs=(graph,), hardware=find_hardware(device_id)), Pricer(), 1)
+    stages = [(stage.bottom_ns / stage.runs, {rung.name: rung.time_ns / stage.runs for rung in stage.rungs})
+              for stage in ladder.stages]  # fmt: skip
+    rungs = Counter[str]()
+    for _, named in stages:
+        rungs.update({name: time for name, time in named.items() if name != HOST})  # type: ignore[arg-type]
+    bound = sum(bottom for bottom, _ in stages)
+    named = {title: sum(rungs.pop(name, 0) for name in names) for title, names in _RUNGS.items()}
+    named["not fused"] += sum(rungs.values())
+    unexplained = measured_ns - bound - sum(named.values())
+    shown = {title: f"{time / 1e6:.3f}" for title, time in {**named, "bound": bound}.items()}
+    return {
+        "run": run,
+        "measured": f"{measured_ns / 1e6:.3f}",
+        "share": f"{100 * unexplained / measured_ns:+.1f} %",
+        **shown,
+    }
+
+
 def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Every whole recording below a folder, but for the models of `joined_rows`; the same content counts once."""
     seen: set[tuple[Any, ...]] = set()
@@ -187,6 +251,13 @@ _READ_FORMS = {
     "launched by an op, %": "{known:.0f}",
     "backward pass, %": "{backward:.0f}",
 }
+_LADDER_FORMS = {
+    "recording": "{run}",
+    "measured, ms": "{measured}",
+    "not explained": "{share}",
+    **{title: f"{{{title}}}" for title in _RUNGS},
+    "lower bound": "{bound}",
+}
 _FORMS = {
     "stage or kind of kernel": "{what}",
     "kernels": "{kernels:,}",
@@ -223,6 +294,9 @@ def main() -> None:
     if folder := os.environ.get("LLM_PERF_OPT_GPU_TRACES_DIR"):
         texts["joined-read"] = columns(read_rows(Path(folder)), _READ_FORMS, "llrrrrrr")
     show_sections("evidence/joined-recordings", texts, is_written=options.docs)
+    show_sections(
+        "evidence/advice-examples", {"recordings": columns(ladder_rows(), _LADDER_FORMS)}, is_written=options.docs
+    )
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ IN_TURN = "compute and memory traffic in turn"
 SCORES = "attention that writes its scores to memory"
 HIDDEN = "pairs of query and key that the mask hides"
 EXPERTS = "experts run one by one"
+UNFUSED = "elementwise work and copies that are not fused"
+JOINED = "matmuls of one input, each by itself"
 BEYOND = "intermediate results, and work beyond the bound"
 
 # Fusions of the code in PyTorch, in the order in which they are granted.
@@ -52,7 +54,7 @@ FUSED_RUNGS: Mapping[str, frozenset[Fusion]] = {
     "positions with logits that nobody reads": frozenset({Fusion.HEAD}),
     EXPERTS: frozenset({Fusion.EXPERTS}),
     "latent cache expanded at every step": frozenset({Fusion.ABSORBED}),
-    "elementwise work and copies that are not fused": frozenset(
+    UNFUSED: frozenset(
         {
             Fusion.LAYOUT,
             Fusion.CACHE_IN_PLACE,
@@ -65,9 +67,7 @@ FUSED_RUNGS: Mapping[str, frozenset[Fusion]] = {
             Fusion.VECTOR,
         }
     ),
-    "matmuls of one input, each by itself": frozenset(
-        {Fusion.QKV, Fusion.LATENT_INPUTS, Fusion.GATE_UP, Fusion.SIBLINGS}
-    ),
+    JOINED: frozenset({Fusion.QKV, Fusion.LATENT_INPUTS, Fusion.GATE_UP, Fusion.SIBLINGS}),
 }
 _NANO = 1_000_000_000
 _SMALLEST_TILE, _TILE = 16, 128  # rows that matrix engines take at least, and rows and columns of a usual tile
@@ -154,7 +154,21 @@ class Ladder:
         return tuple(sorted(together.values(), key=lambda rung: _ORDER.index(rung.name)))
 
 
-_ORDER = (UNEXPLAINED, QUEUE, PROMPTS, OTHERS, HOST, *FUSED_RUNGS, ENGINE, LINKS, GAPS, BELOW_ROOF, TILES, IN_TURN, BEYOND)
+_ORDER = (
+    UNEXPLAINED,
+    QUEUE,
+    PROMPTS,
+    OTHERS,
+    HOST,
+    *FUSED_RUNGS,
+    ENGINE,
+    LINKS,
+    GAPS,
+    BELOW_ROOF,
+    TILES,
+    IN_TURN,
+    BEYOND,
+)
 
 
 def ladder_of(
@@ -174,7 +188,9 @@ def ladder_of(
         rest = round(seconds * _NANO) - predicted
         if abs(rest) > len(stages):  # what rounding each stage leaves is no difference
             at = next(place for place, stage in enumerate(stages) if stage.phase == phase)
-            stages.insert(at, _only(phase, "all of it", Rung(name=UNEXPLAINED, time_ns=rest, bytes_moved=None), runs[phase]))
+            stages.insert(
+                at, _only(phase, "all of it", Rung(name=UNEXPLAINED, time_ns=rest, bytes_moved=None), runs[phase])
+            )
     return Ladder(stages=tuple(stages), output_tokens=output_tokens, measured=tuple(measured_s or ()))
 
 

@@ -22,8 +22,8 @@ class Setup:
 
     `rules` are the fusions that the code in PyTorch was given, and `captured` the phases with kernel launches that are
     recorded once and replayed: an engine does both by itself. `batch_factor` sequences decode where the trace has one.
-    `tp` ranks share the matrices; 0: as the trace was made. `load` is what comes to the server, None: one request alone;
-    `replicas` of the whole share it.
+    `tp` ranks share the matrices; 0: as the trace was made. `replicas` of the whole share the `load` of a server; None:
+    one request alone.
     """
 
     graphs: tuple[CallGraph, ...]
