@@ -50,7 +50,7 @@ from llm_perf_opt.timing.calibrated_rates import CalibratedRates, scattered_inpu
 from llm_perf_opt.timing.rates import OpRun, Overhead, RateTime
 
 RECORD = DOCS / "data" / "advice_measured.json"
-TOKENS, ROUNDS, WARM_UP = 256, 15, 3
+TOKENS, ROUNDS, WARM_UP = 256, 11, 2
 HEAD_WIDTH = 64  # that the calibration measures attention with
 MOST_SEQUENCES = 8
 SMALL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "vocab_size": 8192}
@@ -198,14 +198,16 @@ def measured(case: Case, name: str, folder: Path) -> dict[str, list[float]]:
             called = called if prepared is None else prepared
         runs[side] = called, ids, options
     seconds: dict[str, list[float]] = {side: [] for side in runs}
+    gc.collect()
+    gc.disable()
     with torch.inference_mode():
         for turn in range(-WARM_UP, ROUNDS):
-            gc.collect()
             for side, (called, ids, options) in runs.items():
                 started = time.thread_time()
                 called(*ids, **options)
                 if turn >= 0:
                     seconds[side].append(time.thread_time() - started)
+    gc.enable()
     return seconds
 
 
@@ -290,19 +292,17 @@ def predicted(case: Case, name: str, folder: Path, calibration: Calibration) -> 
 
 def measure(folder: Path) -> dict[str, dict[str, Any]]:
     """Every change of every model that has the code for it; what was measured before is kept."""
-    records = load_records(RECORD)
     header = {"machine": device_name("cpu"), "torch": torch.__version__}
     for case in CASES:
         for name in case.models:
             key = f"{case.name}: {name}"
-            if key not in records:
-                torch.compiler.reset()
-                records[key] = {"sequences": case.sequences, **measured(case, name, folder)}
-                save_records(RECORD, header, records)
-                logging.info(
-                    "%s: %s", key, {side: statistics.median(records[key][side]) for side in ("before", "after")}
-                )
-    return records
+            if key in load_records(RECORD):
+                continue
+            torch.compiler.reset()
+            seconds = measured(case, name, folder)
+            save_records(RECORD, header, {**load_records(RECORD), key: seconds})
+            logging.info("%s: %s", key, {side: statistics.median(times) for side, times in seconds.items()})
+    return load_records(RECORD)
 
 
 def rows(records: Mapping[str, Mapping[str, Any]], folder: Path, calibration: Calibration) -> Iterator[Row]:

@@ -21,11 +21,13 @@ from llm_perf_opt.training.model_flops import conventions
 from llm_perf_opt.training.model_shape import ModelShape, model_shape
 from llm_perf_opt.training.search import (
     Candidate,
+    FasterRun,
     FixedChoices,
     fastest,
     largest_micro_batch,
     largest_rank,
     largest_sequence,
+    made_faster,
     measured,
     repaired,
 )
@@ -141,8 +143,10 @@ def train(
     shape = shape_of(str(model), trust_remote_code=trust_remote_code)
     if not compiled:
         base = _with_traced_layer(base, model, shape, trust_remote_code)
-    candidates = fastest(shape, base, fixed, StepClock.of(cluster))
-    return _answer(str(model), shape, candidates, tokens, measured_tokens_per_s, prices)
+    clock = StepClock.of(cluster)
+    candidates = fastest(shape, base, fixed, clock)
+    faster = made_faster(shape, candidates[0], clock, is_plan_free=plan is not None)
+    return _answer(str(model), shape, candidates, faster, tokens, measured_tokens_per_s, prices)
 
 
 def _with_traced_layer(run: TrainingRun, model: str | Path, shape: ModelShape, trusts_code: bool) -> TrainingRun:
@@ -168,6 +172,7 @@ def _answer(
     model: str,
     shape: ModelShape,
     candidates: list[Candidate],
+    faster: list[FasterRun],
     tokens: float | None,
     measured_rate: float | None,
     prices: Mapping[str, float] | None,
@@ -181,6 +186,7 @@ def _answer(
         best=best,
         others=candidates if best.fits else (),
         repairs=None if best.fits else repaired(shape, run),
+        faster=faster,
         largest=_largest(shape, run),
         tokens=tokens,
         measured_tokens_per_s=measured_rate,

@@ -75,27 +75,29 @@ def _matmuls_by_caller(graph: CallGraph, anatomy: Anatomy) -> _Matmuls:
 
 
 def _kernel(graph: CallGraph, site: AttentionSite, matmuls: _Matmuls, context: int | None) -> Kernel | None:
-    """One launch; None: the op launches several, or scores are not laid out by sequence and head."""
+    """One launch; None: the op launches several, or scores are not laid out by head, or by sequence and head."""
     first, last = (graph.op_kinds[ops_of(graph).kind[row]] for row in (site.rows[0], site.rows[-1]))
-    kernel = single_kernel(graph, site.row)
-    if kernel is None or (len(site.rows) > 1 and len(first.outputs[0].shape) != 4):
+    # A matmul may copy an operand first, which a kernel that keeps its scores reads where it lies.
+    is_written = len(site.rows) > 1
+    kernels = [kernel for kernel in kernels_of(last) if not (is_written and kernel.is_helper)]
+    if len(kernels) != 1 or (is_written and len(first.outputs[0].shape) not in (3, 4)):
         return None
     every_position = replace(site, is_tail=False)  # an engine runs the last layer on every position
-    shape = _written_shape(site, first) if len(site.rows) > 1 else kernel[1].shape
+    shape = _written_shape(site, first) if is_written else kernels[0].shape
     if isinstance(shape, AttentionShape):
         shape = _engine_shape(site, shape, matmuls)
     flops = every_position.necessary_flops(context)
     if len(site.rows) == 1:
         base, key, value = (
-            kernel[1],
+            kernels[0],
             *(operand(last, place, name, name[0]) for place, name in ((1, "key"), (2, "value"))),
         )
         moved = base.bytes_moved
     else:
         key, value = first.inputs[1], last.inputs[1]
         moved = sum(map(tensor_bytes, (first.inputs[0], key, value, last.outputs[0])))
-        base = replace(kernel[1], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
-        base = replace(base, sequences=first.outputs[0].shape[0])
+        base = replace(kernels[0], kind=KernelKind.ATTENTION, rows=0, weights=0, queries=site.queries)
+        base = replace(base, sequences=_sequences_and_heads(first)[0])
     moved = min(moved, _engine_bytes(site, shape, moved, key, value))
     # Scores that the code writes to memory stay on the chip in a fused kernel: these bytes are avoidable.
     written = 0 if len(site.rows) == 1 else max(0, _bytes_as_written(graph, site) - moved)
@@ -117,7 +119,7 @@ def _bytes_as_written(graph: CallGraph, site: AttentionSite) -> int:
 
 
 def _written_shape(site: AttentionSite, scores: OpKind) -> AttentionShape:
-    sequences, heads = scores.outputs[0].shape[:2]
+    sequences, heads = _sequences_and_heads(scores)
     return AttentionShape(
         sequences=sequences,
         queries=site.queries,
@@ -129,6 +131,12 @@ def _written_shape(site: AttentionSite, scores: OpKind) -> AttentionShape:
         is_causal=site.span.is_causal,
         cache_format=scores.inputs[1].dtype,
     )
+
+
+def _sequences_and_heads(scores: OpKind) -> tuple[int, int]:
+    """Of scores with one axis for both, the heads of all sequences: each has queries and keys of its own."""
+    shape = scores.outputs[0].shape
+    return (shape[0], shape[1]) if len(shape) == 4 else (1, shape[0])
 
 
 def _engine_shape(site: AttentionSite, shape: AttentionShape, matmuls: _Matmuls) -> AttentionShape:

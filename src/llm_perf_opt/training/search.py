@@ -1,4 +1,4 @@
-"""The fastest run that fits: plans, recomputation and micro batches tried, and what to change where none fits."""
+"""The fastest run that fits: plans, recomputation and micro batches tried; what to change to fit, or to be faster."""
 
 from __future__ import annotations
 
@@ -209,3 +209,64 @@ def repaired(shape: ModelShape, run: TrainingRun) -> list[RunChange] | None:
         if _fits(shape, run):
             return made
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FasterRun:
+    """A change of a run that fits, made after those before it; `alone_s` is what a step saves by it alone."""
+
+    change: RunChange
+    alone_s: float
+    after_s: float
+    made: Candidate
+
+
+def faster_changes(shape: ModelShape, run: TrainingRun, clock: StepClock, *, is_plan_free: bool) -> Iterator[RunChange]:
+    """What may shorten a step of the same training. The plan is tried where it `is_plan_free`, over all its sizes."""
+    for less in ("none", "selective"):
+        if run.recompute == "full" or (run.recompute == "selective" and less == "none"):
+            yield RunChange(what=_LESS[less], options=f"--recompute {less}", run=replace(run, recompute=less))
+    for size in (2 * run.micro_batch, 4 * run.micro_batch):
+        if size <= run.sequences // run.plan.data_ranks:
+            bigger = replace(run, micro_batch=size)
+            yield RunChange(what=f"micro batch {size}", options=f"--micro-batch {size}", run=bigger)
+    if run.loss != "fused":
+        yield RunChange(what="fuse the loss", options="--loss fused", run=replace(run, loss="fused"))
+    if not run.compiled:
+        compiled = replace(run, compiled=True, traced=None)
+        yield RunChange(what="compile the model", options="--compiled", run=compiled)
+    if run.offloads:
+        kept = replace(run, offloads=False)
+        yield RunChange(what="keep weights and states on the GPU", options="without --offload", run=kept)
+    if is_plan_free:
+        same = FixedChoices(recompute=run.recompute, micro_batch=run.micro_batch)
+        best = fastest(shape, run, same, clock)[0]
+        if best.fits and best.run.plan != run.plan:
+            yield RunChange(what="split it in another way", options=f"--plan {best.run.plan}", run=best.run)
+
+
+_LESS = {"none": "recompute nothing", "selective": "recompute attention alone"}
+_LEAST_SAVED = 0.01  # of a step: what saves less is not told
+
+
+def made_faster(shape: ModelShape, best: Candidate, clock: StepClock, *, is_plan_free: bool) -> list[FasterRun]:
+    """The changes that save most of a step, one after the other; each run still fits."""
+    made: list[FasterRun] = []
+    alone: dict[str, float] = {}
+    at = best
+    while at.time is not None:
+        tried = {
+            change.options: (change, measured(shape, change.run, clock))
+            for change in faster_changes(shape, at.run, clock, is_plan_free=is_plan_free)
+            if _fits(shape, change.run)
+        }
+        before = at.time.seconds
+        saved = {name: before - each.time.seconds for name, (_, each) in tried.items() if each.time is not None}
+        alone = alone or saved
+        first = max(saved, key=lambda name: saved[name], default="")
+        if not first or saved[first] < _LEAST_SAVED * before:
+            break
+        change, at = tried[first]
+        own = alone.get(first, saved[first])
+        made.append(FasterRun(change=change, alone_s=own, after_s=saved[first], made=at))
+    return made

@@ -10,12 +10,12 @@ from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.training.model_flops import conventions, necessary_flops, necessary_name
 from llm_perf_opt.training.model_shape import ModelShape
-from llm_perf_opt.training.search import Candidate, RunChange
+from llm_perf_opt.training.search import Candidate, FasterRun, RunChange
 from llm_perf_opt.training.step_kernels import Phase
 from llm_perf_opt.training.training_run import TrainingRun
 
 _APART = (Phase.RECOMPUTE, Phase.COMMUNICATION, Phase.BUBBLE, Phase.OPTIMIZER, Phase.LAUNCHES)
-MEMORY, STEP, WHY, LINKS, FLOPS, SEARCH, LIMITS = (
+MEMORY, STEP, WHY, LINKS, FLOPS, SEARCH, LIMITS, FASTER = (
     "Memory of the fullest GPU",
     "An optimizer step",
     "Why the MFU is what it is",
@@ -23,6 +23,7 @@ MEMORY, STEP, WHY, LINKS, FLOPS, SEARCH, LIMITS = (
     "MFU by convention",
     "Runs that fit, fastest first",
     "What fits",
+    "What to change first",
 )
 _MOST_RUNS = 8
 _DAY_HOURS = 48
@@ -37,6 +38,7 @@ class Trained:
     best: Candidate
     others: Sequence[Candidate]
     repairs: Sequence[RunChange] | None
+    faster: Sequence[FasterRun]
     largest: Mapping[str, int | None]
     tokens: float | None
     measured_tokens_per_s: float | None
@@ -49,6 +51,8 @@ def report_of(trained: Trained) -> Report:
     """Everything, the answer first."""
     best = trained.best
     tables = [_memory_table(best), *_times(trained), _limits(trained)]
+    if trained.faster:
+        tables.insert(0, _faster(trained.faster))
     if len(trained.others) > 1:
         tables.append(_search(trained.others))
     return Report(
@@ -250,6 +254,30 @@ def _flops(trained: Trained) -> Table:
 def _limits(trained: Trained) -> Table:
     rows = tuple((name, size) for name, size in trained.largest.items() if size is not None)
     return Table(title=LIMITS, columns=(Column("with the rest as above"), Column("largest", Kind.COUNT)), rows=rows)
+
+
+def _faster(changes: Sequence[FasterRun]) -> Table:
+    """Each change of the run, with what it saves of a step, and the run that it leads to."""
+    columns = (
+        Column("change"),
+        Column("option"),
+        Column("saves of a step alone", Kind.SECONDS),
+        Column("after those above", Kind.SECONDS),
+        Column("tokens/s then", Kind.COUNT),
+        Column("memory per GPU then", Kind.BYTES),
+    )
+    rows = tuple(
+        (
+            each.change.what,
+            each.change.options,
+            each.alone_s,
+            each.after_s,
+            round(each.made.tokens_per_s),
+            round(each.made.memory.taken),
+        )
+        for each in changes
+    )
+    return Table(title=FASTER, columns=columns, rows=rows)
 
 
 def _search(candidates: Sequence[Candidate]) -> Table:
