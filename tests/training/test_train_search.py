@@ -12,11 +12,13 @@ from llm_perf_opt.training.search import (
     largest_micro_batch,
     largest_rank,
     largest_sequence,
+    made_faster,
+    measured,
     plans_of,
     repaired,
 )
 from llm_perf_opt.training.step_time import StepClock
-from llm_perf_opt.training.training_run import TrainingMethod, TrainingRun
+from llm_perf_opt.training.training_run import TrainingMethod, TrainingPlan, TrainingRun
 from tests.training.shapes import run, shape
 
 
@@ -80,3 +82,31 @@ def test_a_run_that_does_not_fit_says_what_makes_it_fit() -> None:
 
 def test_a_run_that_nothing_makes_fit_says_so() -> None:
     assert repaired(shape(), run(sequence=2**40)) is None
+
+
+def test_changes_that_make_a_run_faster_follow_one_after_the_other() -> None:
+    slow = run(sequences=64, recompute="full", plan=TrainingPlan(gpus=1))
+    begin = measured(shape(), slow, clock())
+    made = made_faster(shape(), begin, clock(), is_plan_free=False)
+    assert "--recompute none" in {each.change.options for each in made}
+    at = begin
+    for each in made:
+        assert at.time is not None and each.made.time is not None and each.made.fits
+        assert each.after_s == at.time.seconds - each.made.time.seconds
+        assert each.after_s >= 0.01 * at.time.seconds, "what saves less is not told"
+        again = measured(shape(), each.change.run, clock())
+        assert again.time is not None and again.time.seconds == each.made.time.seconds, "priced as any run"
+        at = each.made
+    assert made[0].alone_s == made[0].after_s
+
+
+def test_a_change_that_does_not_fit_is_not_told() -> None:
+    most = largest_micro_batch(shape(), run(sequence=2**20))
+    full = run(sequence=2**20, micro_batch=most, sequences=8 * most)
+    made = made_faster(shape(), measured(shape(), full, clock()), clock(), is_plan_free=False)
+    assert not {f"--micro-batch {2 * most}", f"--micro-batch {4 * most}"} & {each.change.options for each in made[:1]}
+
+
+def test_a_run_without_a_time_has_no_faster_one() -> None:
+    begin = replace(measured(shape(), run(), clock()), time=None)
+    assert made_faster(shape(), begin, clock(), is_plan_free=True) == []
