@@ -14,17 +14,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.advice.families import families_of
 from llm_perf_opt.advice.pricing import OTHERS, PROMPTS, QUEUE, Pricer, seconds_of, steps_of
 from llm_perf_opt.advice.setup import Setup, has_looped_experts
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.callgraph.queries import calls_of, label_of, ops_of, path_pattern
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.ops.kernel_shape import MatmulShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import Execution
-from llm_perf_opt.timing.engine_kernels import fused_run
+from llm_perf_opt.timing.engine_kernels import RuleUse, fused_run
 from llm_perf_opt.timing.fusions import Fusion
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
@@ -70,6 +70,7 @@ FUSED_RUNGS: Mapping[str, frozenset[Fusion]] = {
     JOINED: frozenset({Fusion.QKV, Fusion.LATENT_INPUTS, Fusion.GATE_UP, Fusion.SIBLINGS}),
 }
 _NANO = 1_000_000_000
+_FAMILIES_SHOWN, _MOST_RUNS = 1, 2
 _SMALLEST_TILE, _TILE = 16, 128  # rows that matrix engines take at least, and rows and columns of a usual tile
 
 
@@ -287,7 +288,7 @@ def _pytorch_states(setup: Setup, graph: CallGraph, pricer: Pricer) -> dict[str,
         rules |= frozenset() if is_loop or Fusion.VECTOR not in rules else {Fusion.EXPERTS}
         if rules <= granted and name != HIDDEN:
             continue
-        families = families_of(graph, fused_run(graph, granted | rules).rules, rules - granted)
+        families = _families_of(graph, fused_run(graph, granted | rules).rules, rules - granted)
         granted |= rules
         for time in pricer.with_rules(graph, source, granted, on_all_pairs=name == SCORES):
             states[time.name].append(
@@ -299,6 +300,29 @@ def _pytorch_states(setup: Setup, graph: CallGraph, pricer: Pricer) -> dict[str,
                 )
             )
     return states
+
+
+def _families_of(graph: CallGraph, uses: Iterable[RuleUse], rules: frozenset[Fusion]) -> dict[str, str]:
+    """Stage -> the modules in which these rules replaced most ops, as people say it: `for 12 layers.[0-11].mlp`."""
+    ops, calls = ops_of(graph), calls_of(graph)
+    rows: dict[str, dict[str, dict[str, int]]] = {}  # stage -> pattern -> path -> ops
+    for use in (use for use in uses if use.rule in rules):
+        patterns = rows.setdefault(use.stage, {})
+        for row in use.rows:
+            call = ops.call[row]
+            path = graph.paths[calls.path[call]] if call >= 0 else ""
+            counts = patterns.setdefault(path_pattern(path), {})
+            counts[path] = counts.get(path, 0) + 1
+    return {stage: _families_text(patterns) for stage, patterns in rows.items()}
+
+
+def _families_text(patterns: dict[str, dict[str, int]]) -> str:
+    largest = sorted(patterns.values(), key=lambda paths: -sum(paths.values()))
+    named = [
+        f"for {len(paths)} {label_of(list(paths), _MOST_RUNS) or '(the model)'}" for paths in largest[:_FAMILIES_SHOWN]
+    ]
+    more = len(largest) - _FAMILIES_SHOWN
+    return ", ".join([*named, *([f"{more} more"] if more > 0 else [])])
 
 
 def _engine_states(time: StageTime, source: RateSource, device: Device, needed_bytes: int | None) -> Iterator[_State]:
