@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -176,14 +177,18 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 def call_of(case: Case, model: Any, settings: Mapping[str, Any], sequences: int = 1) -> Call:
     """What is called and with what: the prompt and which logits are made of it, or a step behind it."""
-    device = next(model.parameters()).device
-    ids = torch.arange(sequences * TOKENS, device=device).reshape(sequences, TOKENS) * 31 % SMALL["vocab_size"]
+    ids = torch.arange(sequences * TOKENS).reshape(sequences, TOKENS) * 31 % SMALL["vocab_size"]
     if not case.is_step:
         keep = {"use_cache": settings.get("use_cache", False), "logits_to_keep": settings.get("logits_to_keep", 1)}
         return model, (ids,), keep
-    with torch.inference_mode():
-        cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    device = next(model.parameters()).device
+    with torch.inference_mode(), ExitStack() as patched:
+        for layer in model.model.layers if device.type == "meta" else ():  # the cache does not depend on experts
+            patched.enter_context(mock.patch.object(layer.mlp, "forward", lambda states: states))
+        cache = model(ids.to(device), use_cache=True, logits_to_keep=1).past_key_values
     cached = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    if device.type == "meta":
+        cached = [torch.zeros_like(tensor, device="cpu") for tensor in cached]
     return DecodeStep(model), (ids[:, -1:], *cached), {}
 
 

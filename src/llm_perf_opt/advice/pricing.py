@@ -156,7 +156,7 @@ class Pricer:
             raise UsageError(
                 "Other requests cannot be told for this run.",
                 why="a step of an engine that decodes and reads prompts is not known as a whole for it",
-                fix="leave --rate and --users out; a batch that stays: trace MODEL --users 8 --out run/, then advise run/",
+                fix="leave --rate and --users out; for a fixed batch advise on its trace: trace MODEL --users 8",
             )
         source = self.source(Execution.FUSED, setup.hardware)
         assert isinstance(source, StepRates)
