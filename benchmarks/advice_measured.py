@@ -350,8 +350,8 @@ def text_of(compared: list[Row]) -> str:
     whole = "" if len(compared) == pairs else f" of {pairs}, the others are not measured yet"
     return (
         f"{len(compared)} pairs of real runs{whole}. {len(told)} differ by more than their spread, and {right} of "
-        f"these change in the predicted direction. The rank correlation of predicted and measured savings is {order:.2f}. "
-        f"Half of the predictions are within {100 * apart:.0f} percentage points.\n\n"
+        f"these change in the predicted direction. The rank correlation of predicted and measured savings is "
+        f"{order:.2f}. Half of the predictions are within {100 * apart:.0f} percentage points.\n\n"
         + table(
             ("change", "model", "before", "saved, measured", "spread", "saved, predicted", "sign"),
             (
