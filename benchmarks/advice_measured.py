@@ -282,8 +282,8 @@ def predicted(case: Case, name: str, folder: Path, calibration: Calibration) -> 
     def setup_of(sequences: int) -> Setup:
         called, ids, options = call_of(case, build(name, folder, case.before, "meta"), case.before, sequences)
         graph = lpo.trace(called, ids, options).graphs[0]
-        graph.workload["dtype"] = "float32"  # what a named model says of itself
-        return Setup(graphs=(graph,), hardware=device)
+        named = replace(graph, workload={**graph.workload, "dtype": "float32"})  # what a named model says of itself
+        return Setup(graphs=(named,), hardware=device)
 
     before = setup_of(1)
     if case.sequences > 1:  # another batch is another trace

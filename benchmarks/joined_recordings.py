@@ -193,7 +193,7 @@ def _ladder_row(run: str, graph: CallGraph, device_id: str, measured_ns: int) ->
               for stage in ladder.stages]  # fmt: skip
     rungs = Counter[str]()
     for _, named in stages:
-        rungs.update({name: time for name, time in named.items() if name != HOST})  # type: ignore[arg-type]
+        rungs.update({name: time for name, time in named.items() if name != HOST})
     bound = sum(bottom for bottom, _ in stages)
     named = {title: sum(rungs.pop(name, 0) for name in names) for title, names in _RUNGS.items()}
     named["not fused"] += sum(rungs.values())

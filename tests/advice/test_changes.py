@@ -84,7 +84,7 @@ def test_fused_attention_has_the_flops_of_a_new_trace(tmp_path: Path) -> None:
 
 def test_half_precision_has_the_flops_of_a_new_trace(tmp_path: Path) -> None:
     wide, half = (forward(tmp_path, LLAMA, dtype=name) for name in ("float32", "bfloat16"))
-    wide.workload["dtype"] = "float32"  # what a named model says of itself
+    wide = replace(wide, workload={**wide.workload, "dtype": "float32"})  # what a named model says of itself
     flops, moved, launches = predicted("half-precision", wide)
     assert (flops, launches) == (figures(half)[0], figures(wide)[2])
     assert moved < 0.6 * figures(wide)[1]
