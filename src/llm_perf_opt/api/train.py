@@ -141,10 +141,8 @@ def train(
         has_own_attention=precision != "bf16",
     )
     shape = shape_of(str(model), trust_remote_code=trust_remote_code)
-    if not compiled:
-        base = _with_traced_layer(base, model, shape, trust_remote_code)
-    clock = StepClock.of(cluster)
-    candidates = fastest(shape, base, fixed, clock)
+    base = base if compiled else _with_traced_layer(base, model, shape, trust_remote_code)
+    candidates = fastest(shape, base, fixed, clock := StepClock.of(cluster))
     faster = made_faster(shape, candidates[0], clock, is_plan_free=plan is not None)
     return _answer(str(model), shape, candidates, faster, tokens, measured_tokens_per_s, prices)
 
