@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
 from llm_perf_opt.api.trace import Trace
+from llm_perf_opt.api.traced_step import is_own_step, trace_step
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import (
@@ -98,7 +99,7 @@ class _TracerSettings(NamedTuple):
 
 
 def trace(
-    model: str | Path | torch.nn.Module,
+    model: str | Path | torch.nn.Module | Callable[..., object],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -125,6 +126,8 @@ def trace(
 ) -> Trace:
     """Run a model: a name such as `Qwen/Qwen3-8B`, a Hugging Face folder, or a module called with `args` and `kwargs`.
 
+    A function that calls `backward` and an optimizer's `step` is traced as a training step on copies of its arguments.
+
     - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real. `code="vllm"`: vLLM's classes.
     - `load_weights`, of a real run: `random` (default), `none`, or a folder.
     - `weights`, `cache`: stored formats, such as `int4-g128` and `fp8`. Default: as the checkpoint says.
@@ -139,6 +142,10 @@ def trace(
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and the model's own.
     """
+    if is_own_step(model):
+        kept = {"routing": routing, "torch_device": torch_device, "out": out, "force": force}
+        others = {**workload, "tracer": tracer if tracer != WEIGHTLESS else None, "device": device, "weights": weights}
+        return trace_step(model, args, kwargs, {key: given for key, given in others.items() if given}, **kept)
     named = _named(model, workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     formats = _Formats(weights=weights, cache=cache, routing=routing)
