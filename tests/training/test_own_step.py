@@ -66,7 +66,9 @@ def test_a_step_of_a_script_takes_the_memory_and_the_flops_that_it_takes_for_rea
     own_step(*given)  # as the trace does: states are there
     real = witness(lambda: own_step(*given), lambda: tensors_of(given[0], given[1], {"batch": given[2:]}))
     assert traced.training().peak.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
-    assert traced.training().flops == real.flops
+    # Two layers, forward and backward: torch's counter has no formula for its fused attention on a processor.
+    attention = 2 * (4 + 10) * BATCH * 16 * 16 * WIDTH
+    assert traced.training().flops == real.flops + attention
 
 
 def test_its_phases_are_forward_loss_backward_and_optimizer(traced: StepTrace) -> None:

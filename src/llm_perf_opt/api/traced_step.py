@@ -59,8 +59,8 @@ class StepAnswer(Answer):
     def _lines(self) -> Iterator[str]:
         largest = sorted(self.peak.by_kind.items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in largest)
-        where = f" of {self.peak.module}" if self.peak.module else ""
-        yield f"Peak of {format_bytes(self.peak.peak_bytes)} in the {self.peak.phase}, at {self.peak.op}{where}: {parts}."
+        where = f"{self.peak.op} of {self.peak.module}" if self.peak.module else self.peak.op
+        yield f"Peak of {format_bytes(self.peak.peak_bytes)} in the {self.peak.phase}, at {where}: {parts}."
         again = f", {format_flops(self.recomputed_flops)} of it recomputed" if self.recomputed_flops else ""
         yield f"{format_flops(self.flops)} in a step{again}."
         yield f"{self.trainable_parameters:,} of {self.parameters:,} parameters are trained."
