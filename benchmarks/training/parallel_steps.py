@@ -63,6 +63,7 @@ class ParallelStep:
     fields: Mapping[str, Any] = field(default_factory=lambda: TINY)
     sizes: Mapping[str, int] = field(default_factory=dict)  # of transformers' own plan
     spread: Callable[[Any], Any] | None = None  # or what a script does to the whole model
+    dtype: str = "float32"
     autocast: bool = False
     recompute: bool = False
     micro_batches: int = 1
@@ -72,7 +73,7 @@ class ParallelStep:
         import transformers
 
         config = getattr(transformers, f"{self.model}Config")(**self.fields)
-        model = getattr(transformers, f"{self.model}ForCausalLM")._from_config(config, dtype=torch.float32)
+        model = getattr(transformers, f"{self.model}ForCausalLM")._from_config(config, dtype=getattr(torch, self.dtype))
         if self.recompute:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model.train()
