@@ -122,7 +122,7 @@ def _data_parallel(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -
 
 
 def _tables(run: TrainingRun, numbers: StageNumbers, group: GroupRanks) -> Iterator[StepCollective]:
-    """The embedding and the head: FSDP keeps what no layer holds gathered from the forward to the end of the backward."""
+    """Embedding and head: FSDP keeps what no layer holds gathered from the forward to the end of the backward."""
     each, micro = round(numbers.tables * _TWO), run.micro_batches
     if not each:
         return
