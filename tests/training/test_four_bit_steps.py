@@ -17,6 +17,7 @@ from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.harness.training_run import record_step
 from llm_perf_opt.models.huggingface.training import run_step, start_step, training_target, with_lora
 from llm_perf_opt.training.step_memory import memory_of
+from llm_perf_opt.training.training_run import state_bytes
 from llm_perf_opt.training.training_step import step_of
 from llm_perf_opt.weightless import Engine
 
@@ -90,6 +91,18 @@ def test_the_peak_is_that_of_bitsandbytes_own_layers(recompute: str) -> None:
     with memory:
         run_step(model, start, asked)
     assert max(memory_of(recorded(recompute)).total) == pytest.approx(max(memory.live_bytes), rel=0.01)
+
+
+def test_states_in_eight_bits_take_the_bytes_of_bitsandbytes_own_optimizer() -> None:
+    bnb = pytest.importorskip("bitsandbytes", reason="the witness is the library itself, on a processor")
+    weight = torch.nn.Parameter(torch.randn(1024, 512))
+    weight.grad = torch.randn_like(weight)
+    optimizer = bnb.optim.AdamW8bit([weight], lr=1e-3)
+    optimizer.step()
+    states = {name: value for name, value in optimizer.state[weight].items() if isinstance(value, torch.Tensor)}
+    held = sum(value.nbytes for name, value in states.items() if not name.startswith("qmap"))  # tables for all weights
+    assert held == weight.numel() * state_bytes("adamw8bit", "bf16").states
+    assert state_bytes("paged-adamw8bit", "bf16") == state_bytes("adamw8bit", "bf16")
 
 
 def _quantised(bnb: Any, linear: torch.nn.Linear) -> Any:

@@ -40,6 +40,7 @@ class FourBitLinear(torch.nn.Linear):
         self.register_buffer("tables", _held(torch.float32, _TABLES))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """One op with the packed weight."""
         shape = (self.out_features, self.in_features)
         output: torch.Tensor = _Matmul.apply(input, self.weight, self.scales, self.nested_scales, shape)
         return output if self.bias is None else output + self.bias
