@@ -266,8 +266,8 @@ def record_rank(
     case: ParallelStep, rank: int, routing: Sequence[Any] = (), device: str = "cpu"
 ) -> RecordedTrainingStep:
     """The second step of one rank, on ghosts."""
-    sizes = {axis.removesuffix("_size"): size for axis, size in case.sizes.items()} or {"fsdp": RANKS}
-    world = FakeWorld(ParallelPlan(**sizes, rank=rank))
+    sizes: dict[str, Any] = {axis.removesuffix("_size"): size for axis, size in case.sizes.items()}
+    world = FakeWorld(ParallelPlan(**sizes or {"fsdp": RANKS}, rank=rank))
     spread = case.spread
     target = Target(
         model=case.name,

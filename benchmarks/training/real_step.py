@@ -63,7 +63,7 @@ class EveryTensor(TorchDispatchMode):
             if reference.expired():
                 del self._alive[address]
                 continue
-            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[attr-defined]
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             total += storage.nbytes()
         return total
 

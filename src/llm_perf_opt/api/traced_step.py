@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.core.report import Column, Kind, Note, Report, Table
+from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
 from llm_perf_opt.core.units import format_bytes, format_flops
 from llm_perf_opt.tracing.traced_phases import reserve_folder, write_graphs
 from llm_perf_opt.training.step_record import MemoryAtPeak, MemoryKind, TrainingStep
@@ -85,7 +85,7 @@ class StepAnswer(Answer):
             *(Column(str(kind), Kind.BYTES) for kind in MemoryKind),
             Column("all", Kind.BYTES),
         )
-        rows = tuple(
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
             (phase, *(peak.by_kind.get(kind, 0) for kind in MemoryKind), peak.peak_bytes)
             for phase, peak in self.peak_by_phase.items()
         )

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
 from llm_perf_opt.api.trace import Trace
@@ -143,10 +143,12 @@ def trace(
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and the model's own.
     """
     if is_own_step(model):
-        kept = {"routing": routing, "torch_device": torch_device, "out": out, "force": force}
         others = {**workload, "tracer": tracer if tracer != WEIGHTLESS else None, "device": device, "weights": weights}
-        return trace_step(model, args, kwargs, {key: given for key, given in others.items() if given}, **kept)
-    named = _named(model, workload, trust_remote_code)
+        options = {key: given for key, given in others.items() if given}
+        return trace_step(
+            model, args, kwargs, options, routing=routing, torch_device=torch_device, out=out, force=force
+        )
+    named = _named(cast("str | Path | torch.nn.Module", model), workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     formats = _Formats(weights=weights, cache=cache, routing=routing)
     files = _Files(out=None if out is None else Path(out), force=force, events=events)

@@ -42,7 +42,8 @@ class FourBitLinear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """One op with the packed weight."""
         shape = (self.out_features, self.in_features)
-        output: torch.Tensor = _Matmul.apply(input, self.weight, self.scales, self.nested_scales, shape)
+        multiplied: Any = _Matmul.apply  # type: ignore[no-untyped-call]
+        output: torch.Tensor = multiplied(input, self.weight, self.scales, self.nested_scales, shape)
         return output if self.bias is None else output + self.bias
 
 
