@@ -14,7 +14,7 @@ from llm_perf_opt.api.trace import Trace
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.report import Cell, Column, Kind, Note, Report, Table
 from llm_perf_opt.core.units import format_bytes, format_flops
-from llm_perf_opt.tracing.traced_phases import reserve_folder, write_graphs
+from llm_perf_opt.tracing.traced_phases import reserve_folder, with_events, write_graphs
 from llm_perf_opt.training.step_record import MemoryAtPeak, MemoryKind, TrainingStep
 from llm_perf_opt.training.training_step import trace_own_step
 
@@ -117,19 +117,21 @@ def trace_step(
     *,
     routing: str | None,
     torch_device: str | None,
-    out: str | Path | None,
+    out: Path | None,
     force: bool,
+    events: bool,
 ) -> StepTrace:
-    """The trace of `step(*args, **kwargs)`; other `options` of a trace do not apply to it."""
-    for name in options:
+    """The trace of `step(*args, **kwargs)`; other `options` of a trace that were given are refused."""
+    for name in (name for name, value in options.items() if value):
         raise UsageError(
             f"A training step of your own takes no {name}.",
             why="the function and its arguments say what runs",
             fix=f"leave {name} out, and change the function or its arguments",
         )
     traced = trace_own_step(step, args, kwargs or {}, routing=routing, device=torch_device or "cuda")
+    graphs = tuple(map(with_events, traced.graphs)) if events else traced.graphs
     files: tuple[Path, ...] = ()
     if out is not None:
-        reserve_folder(Path(out), [graph.phase for graph in traced.graphs], force=force)
-        files = write_graphs(traced.graphs, Path(out), force=force)
-    return StepTrace(name=traced.model, graphs=traced.graphs, files=files, step=traced)
+        reserve_folder(out, [graph.phase for graph in graphs], force=force)
+        files = write_graphs(graphs, out, force=force)
+    return StepTrace(name=traced.model, graphs=graphs, files=files, step=traced)

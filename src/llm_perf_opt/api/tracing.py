@@ -87,6 +87,14 @@ class _Seen(TypedDict):
     trust_remote_code: bool
 
 
+class _Running(TypedDict):
+    """What a run leaves beside its call graphs, and whether one that stops half-way is kept."""
+
+    pictures: Sequence[ModulePicture]
+    extra_suffixes: Sequence[str]
+    keep_partial: bool
+
+
 class _TracerSettings(NamedTuple):
     """Settings of tracers other than the default."""
 
@@ -124,9 +132,7 @@ def trace(
     trust_remote_code: bool = False,
     **workload: Any,
 ) -> Trace:
-    """Run a model: a name such as `Qwen/Qwen3-8B`, a Hugging Face folder, or a module called with `args` and `kwargs`.
-
-    A function that calls `backward` and an optimizer's `step` is traced as a training step on copies of its arguments.
+    """Run a name such as `Qwen/Qwen3-8B`, a Hugging Face folder, or a module or training step called with `args`.
 
     - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real. `code="vllm"`: vLLM's classes.
     - `load_weights`, of a real run: `random` (default), `none`, or a folder.
@@ -142,30 +148,26 @@ def trace(
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and the model's own.
     """
+    files = _Files(out=None if out is None else Path(out), force=force, events=events)
     if is_own_step(model):
-        others = {**workload, "tracer": tracer if tracer != WEIGHTLESS else None, "device": device, "weights": weights}
-        options = {key: given for key, given in others.items() if given}
-        return trace_step(
-            model, args, kwargs, options, routing=routing, torch_device=torch_device, out=out, force=force
-        )
+        workload |= {"tracer": tracer.removeprefix(WEIGHTLESS), "device": device, "weights": weights}
+        return trace_step(model, args, kwargs, workload, routing=routing, torch_device=torch_device, **files)
     named = _named(cast("str | Path | torch.nn.Module", model), workload, trust_remote_code)
     hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     formats = _Formats(weights=weights, cache=cache, routing=routing)
-    files = _Files(out=None if out is None else Path(out), force=force, events=events)
     settings = _TracerSettings(load_weights, only, stage, with_stack, with_modules, profile_memory)
     running, drawn = _able_to_draw(_chosen_tracer(tracer, settings, routing, torch_device, files["out"]), pictures)
     plan = _checked_plan(taken_plan(workload), tracer, hardware)
     if _is_of_engine(workload, tracer, args, kwargs):
-        run = trace_engine_code(named, hardware, plan, workload, trusts=trust_remote_code, **formats, **files)
-        return Trace.of(run)
+        return Trace.of(
+            trace_engine_code(named, hardware, plan, workload, trusts=trust_remote_code, **formats, **files)
+        )
     seen = _Seen(device=hardware_id(hardware), torch_device=torch_device, trust_remote_code=trust_remote_code)
-    origin = find_origin(named, args, kwargs, **seen, **formats, **workload)
-    _require_stages(origin, stage)
+    origin = _with_stages(find_origin(named, args, kwargs, **seen, **formats, **workload), stage)
     if plan.is_spread:
         return Trace.of(trace_ranks(origin, plan, keep_partial=keep_partial, **files))
-    own = _OWN_FILES.get(tracer, ())
-    run = trace_origin(origin, running, pictures=drawn, extra_suffixes=own, keep_partial=keep_partial, **files)
-    return Trace.of(run)
+    how = _Running(pictures=drawn, extra_suffixes=_OWN_FILES.get(tracer, ()), keep_partial=keep_partial)
+    return Trace.of(trace_origin(origin, running, **how, **files))
 
 
 def _chosen_tracer(
@@ -254,13 +256,14 @@ def _checked_plan(plan: ParallelPlan, tracer: str, hardware: Hardware | None) ->
     return plan
 
 
-def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
-    """Refuse the name of a stage that no phase has."""
+def _with_stages(origin: Origin, stage: str | Sequence[str] | None) -> Origin:
+    """The origin; the name of a stage that no phase has is refused."""
     if stage is not None:
         targets = origin.targets()
         chosen_stages(
             stage, (name for target in targets for name in (*(part.name for part in target.stages), target.phase))
         )
+    return origin
 
 
 def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:
