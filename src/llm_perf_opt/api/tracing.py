@@ -153,16 +153,14 @@ def trace(
         workload |= {"tracer": tracer.removeprefix(WEIGHTLESS), "device": device, "weights": weights}
         return trace_step(model, args, kwargs, workload, routing=routing, torch_device=torch_device, **files)
     named = _named(cast("str | Path | torch.nn.Module", model), workload, trust_remote_code)
-    hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
+    machine, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     formats = _Formats(weights=weights, cache=cache, routing=routing)
     settings = _TracerSettings(load_weights, only, stage, with_stack, with_modules, profile_memory)
     running, drawn = _able_to_draw(_chosen_tracer(tracer, settings, routing, torch_device, files["out"]), pictures)
-    plan = _checked_plan(taken_plan(workload), tracer, hardware)
+    plan = _checked_plan(taken_plan(workload), tracer, machine)
     if _is_of_engine(workload, tracer, args, kwargs):
-        return Trace.of(
-            trace_engine_code(named, hardware, plan, workload, trusts=trust_remote_code, **formats, **files)
-        )
-    seen = _Seen(device=hardware_id(hardware), torch_device=torch_device, trust_remote_code=trust_remote_code)
+        return Trace.of(trace_engine_code(named, machine, plan, workload, trusts=trust_remote_code, **formats, **files))
+    seen = _Seen(device=hardware_id(machine), torch_device=torch_device, trust_remote_code=trust_remote_code)
     origin = _with_stages(find_origin(named, args, kwargs, **seen, **formats, **workload), stage)
     if plan.is_spread:
         return Trace.of(trace_ranks(origin, plan, keep_partial=keep_partial, **files))

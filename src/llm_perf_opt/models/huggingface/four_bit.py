@@ -42,7 +42,7 @@ class FourBitLinear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """One op with the packed weight."""
         shape = (self.out_features, self.in_features)
-        multiplied: Any = _Matmul.apply  # type: ignore[no-untyped-call]
+        multiplied: Any = _Matmul.apply
         output: torch.Tensor = multiplied(input, self.weight, self.scales, self.nested_scales, shape)
         return output if self.bias is None else output + self.bias
 
