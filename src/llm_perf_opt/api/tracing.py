@@ -88,7 +88,7 @@ class _Seen(TypedDict):
 
 
 class _Running(TypedDict):
-    """What a run leaves beside its call graphs, and whether one that stops half-way is kept."""
+    """What a run leaves next to its call graphs, and whether one that stops half-way is kept."""
 
     pictures: Sequence[ModulePicture]
     extra_suffixes: Sequence[str]

@@ -27,7 +27,7 @@ _LIBRARY.impl("dequantize_4bit", lambda packed, scales, shape, dtype: scales.new
 
 
 class FourBitLinear(torch.nn.Linear):
-    """In the place of a linear layer whose weight is frozen. What bitsandbytes hangs on the weight are buffers here."""
+    """In the place of a linear layer with a frozen weight. What bitsandbytes hangs on the weight are buffers here."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         torch.nn.Module.__init__(self)
