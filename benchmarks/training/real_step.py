@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -37,27 +38,39 @@ class EveryTensor(TorchDispatchMode):
         super().__init__()
         self.ops: Counter[str] = Counter()
         self.live_bytes = array("q")
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._meet(tensor.untyped_storage() for tensor in there_already)
+        self._alive: dict[int, StorageWeakRef] = {}
+        self._meet(_storages(list(there_already)))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back on the tensors that this rank holds
         output = func(*args, **(kwargs or {}))
         self._meet(_storages((args, kwargs or {}, output)))
-        for address in [address for address, (reference, _) in self._alive.items() if reference.expired()]:
-            del self._alive[address]
-        self.live_bytes.append(sum(size_bytes for _, size_bytes in self._alive.values()))
+        self.live_bytes.append(self._look())
         self.ops[str(func)] += 1
         return output
 
     def _meet(self, storages: Iterable[torch.UntypedStorage]) -> None:
         for storage in storages:
-            self._alive.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+            self._alive.setdefault(storage._cdata, StorageWeakRef(storage))
+
+    def _look(self) -> int:
+        """Sizes are read anew: FSDP takes the memory of a tensor away and gives it back."""
+        total = 0
+        for address, reference in list(self._alive.items()):
+            if reference.expired():
+                del self._alive[address]
+                continue
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            total += storage.nbytes()
+        return total
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    return (leaf.untyped_storage() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return (getattr(leaf, "_local_tensor", leaf).untyped_storage() for leaf in tensors)
 
 
 def tensors_of(model: torch.nn.Module, optimizer: Any, inputs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.api.sweep import SweepAnswer
     from llm_perf_opt.api.trace import Trace
     from llm_perf_opt.api.trace_function import TraceFunction
+    from llm_perf_opt.api.traced_step import StepAnswer, StepTrace
     from llm_perf_opt.api.tracing import cost, load, load_function, sweep, trace
     from llm_perf_opt.api.train import TrainAnswer, train
     from llm_perf_opt.api.what_if import AttentionAnswer
@@ -81,7 +82,9 @@ __all__ = [
     "doctor",
     "Trace",
     "TraceFunction",
+    "StepTrace",
     "Answer",
+    "StepAnswer",
     "StagesAnswer",
     "CostAnswer",
     "PagesAnswer",
@@ -134,6 +137,8 @@ _HOMES = {
     "SweepAnswer": "api.sweep",
     "train": "api.train",
     "TrainAnswer": "api.train",
+    "StepAnswer": "api.traced_step",
+    "StepTrace": "api.traced_step",
     "study": "api.study",
     "StudyAnswer": "api.study",
     "ask": "api.ask",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
 from llm_perf_opt.api.trace import Trace
+from llm_perf_opt.api.traced_step import is_own_step, trace_step
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import (
@@ -86,6 +87,14 @@ class _Seen(TypedDict):
     trust_remote_code: bool
 
 
+class _Running(TypedDict):
+    """What a run leaves next to its call graphs, and whether one that stops half-way is kept."""
+
+    pictures: Sequence[ModulePicture]
+    extra_suffixes: Sequence[str]
+    keep_partial: bool
+
+
 class _TracerSettings(NamedTuple):
     """Settings of tracers other than the default."""
 
@@ -98,7 +107,7 @@ class _TracerSettings(NamedTuple):
 
 
 def trace(
-    model: str | Path | torch.nn.Module,
+    model: str | Path | torch.nn.Module | Callable[..., object],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -123,7 +132,7 @@ def trace(
     trust_remote_code: bool = False,
     **workload: Any,
 ) -> Trace:
-    """Run a model: a name such as `Qwen/Qwen3-8B`, a Hugging Face folder, or a module called with `args` and `kwargs`.
+    """Run a name such as `Qwen/Qwen3-8B`, a Hugging Face folder, or a module or training step called with `args`.
 
     - `tracer`: `weightless`; or `hooks`, `torchlens`, `profiler`, which run it for real. `code="vllm"`: vLLM's classes.
     - `load_weights`, of a real run: `random` (default), `none`, or a folder.
@@ -139,24 +148,24 @@ def trace(
     - `rank`: which of them; default: one of each kind, the further ones in `others`. `plan`: a file of rules.
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and the model's own.
     """
-    named = _named(model, workload, trust_remote_code)
-    hardware, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
-    formats = _Formats(weights=weights, cache=cache, routing=routing)
     files = _Files(out=None if out is None else Path(out), force=force, events=events)
+    if is_own_step(model):
+        workload |= {"tracer": tracer.removeprefix(WEIGHTLESS), "device": device, "weights": weights}
+        return trace_step(model, args, kwargs, workload, routing=routing, torch_device=torch_device, **files)
+    named = _named(cast("str | Path | torch.nn.Module", model), workload, trust_remote_code)
+    machine, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
+    formats = _Formats(weights=weights, cache=cache, routing=routing)
     settings = _TracerSettings(load_weights, only, stage, with_stack, with_modules, profile_memory)
     running, drawn = _able_to_draw(_chosen_tracer(tracer, settings, routing, torch_device, files["out"]), pictures)
-    plan = _checked_plan(taken_plan(workload), tracer, hardware)
+    plan = _checked_plan(taken_plan(workload), tracer, machine)
     if _is_of_engine(workload, tracer, args, kwargs):
-        run = trace_engine_code(named, hardware, plan, workload, trusts=trust_remote_code, **formats, **files)
-        return Trace.of(run)
-    seen = _Seen(device=hardware_id(hardware), torch_device=torch_device, trust_remote_code=trust_remote_code)
-    origin = find_origin(named, args, kwargs, **seen, **formats, **workload)
-    _require_stages(origin, stage)
+        return Trace.of(trace_engine_code(named, machine, plan, workload, trusts=trust_remote_code, **formats, **files))
+    seen = _Seen(device=hardware_id(machine), torch_device=torch_device, trust_remote_code=trust_remote_code)
+    origin = _with_stages(find_origin(named, args, kwargs, **seen, **formats, **workload), stage)
     if plan.is_spread:
         return Trace.of(trace_ranks(origin, plan, keep_partial=keep_partial, **files))
-    own = _OWN_FILES.get(tracer, ())
-    run = trace_origin(origin, running, pictures=drawn, extra_suffixes=own, keep_partial=keep_partial, **files)
-    return Trace.of(run)
+    how = _Running(pictures=drawn, extra_suffixes=_OWN_FILES.get(tracer, ()), keep_partial=keep_partial)
+    return Trace.of(trace_origin(origin, running, **how, **files))
 
 
 def _chosen_tracer(
@@ -245,13 +254,14 @@ def _checked_plan(plan: ParallelPlan, tracer: str, hardware: Hardware | None) ->
     return plan
 
 
-def _require_stages(origin: Origin, stage: str | Sequence[str] | None) -> None:
-    """Refuse the name of a stage that no phase has."""
+def _with_stages(origin: Origin, stage: str | Sequence[str] | None) -> Origin:
+    """The origin; the name of a stage that no phase has is refused."""
     if stage is not None:
         targets = origin.targets()
         chosen_stages(
             stage, (name for target in targets for name in (*(part.name for part in target.stages), target.phase))
         )
+    return origin
 
 
 def load(path: str | Path | Sequence[str | Path], *, weights: str | None = None, cache: str | None = None) -> Trace:

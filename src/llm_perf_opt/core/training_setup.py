@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class TrainingSetup:
     """What was asked for.
 
-    `method` is `full` or `lora`. Without `lora_targets` LoRA adapts what `peft` adapts by default for the architecture,
-    or all linear layers of the decoder where `peft` has no default. `optimizer` is `adamw` (over lists of tensors, as
-    torch picks it on a GPU), `adamw-fused`, `adamw-loop`, `sgd` or `adafactor`. `recompute` is `none`, `full` (each
+    `method` is `full`, `lora`, or `qlora` with frozen weights in 4 bits as bitsandbytes stores them. Without
+    `lora_targets` LoRA adapts what `peft` adapts by default for the architecture, or all linear layers of the decoder
+    where `peft` has no default. `optimizer` is `adamw` (over lists of tensors, as torch picks it on a GPU),
+    `adamw-fused`, `adamw-loop`, `sgd` or `adafactor`. `recompute` is `none`, `full` (each
     decoder layer is run again in the backward), `full-reentrant` or `selective` (all but matmuls and attention is run
     again). `device` is what the code sees: on `cuda` attention runs as CUDA's kernels do.
     """

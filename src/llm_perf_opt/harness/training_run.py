@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,9 @@ from llm_perf_opt.harness.quiet import few_collections, silenced
 from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, declare_modules, finished_graph, observing
 from llm_perf_opt.harness.twins import tensors_in
 from llm_perf_opt.weightless import Engine
+from llm_perf_opt.weightless.ghost import local_tensor
 from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
+from llm_perf_opt.weightless.routing import even_over_ranks
 
 Chain = tuple[str, ...]  # open module calls, outermost first
 
@@ -198,8 +200,16 @@ class StepBuilder(CallGraphBuilder):
 
 def record_step(target: Target, engine: Engine) -> RecordedTrainingStep:
     """Run a target that trains, once, on an engine with autograd. What it prepares is no part of the step."""
+    with nullcontext() if target.world is None else target.world:
+        return _step_of_rank(target, engine)
+
+
+def _step_of_rank(target: Target, engine: Engine) -> RecordedTrainingStep:
     with engine, torch.no_grad():
         model = engine.adopt(target.build())
+    if target.world is not None:
+        engine.other_ranks = target.world.integers
+        engine.oracle.routing = even_over_ranks(engine.oracle.routing, target.world.expert_ranks)
     builder, memory, facts = engine.run(lambda: _recorded(target, engine, model))
     settings = {"routing": engine.oracle.routing.name, "device": engine.disguise.shown}
     graph = finished_graph(builder, target, facts, "weightless", settings, notes=engine.oracle.revisions())
@@ -241,7 +251,7 @@ class _Purposes:
     def note_gradients(self, recorder: OpRecorder) -> None:
         for weight in self._weights:
             if weight.grad is not None:
-                self.gradients.add(recorder.token(weight.grad))
+                self.gradients.add(recorder.token(local_tensor(weight.grad)))
 
     def note_states(self, recorder: OpRecorder, optimizer: Any) -> None:
         self.states.update(recorder.token(tensor) for tensor in _states(optimizer))
@@ -255,7 +265,7 @@ class _Purposes:
 
 
 def _states(optimizer: Any) -> list[torch.Tensor]:
-    return tensors_in([list(state.values()) for state in optimizer.state.values()])
+    return [local_tensor(tensor) for state in optimizer.state.values() for tensor in tensors_in(list(state.values()))]
 
 
 @contextmanager
@@ -297,11 +307,12 @@ def _watched(builder: StepBuilder, recorder: OpRecorder, memory: _Purposes, mode
 
 
 def _described(recorder: OpRecorder, tensor: torch.Tensor) -> tuple[TensorMeta, int, int]:
-    return recorder.meta(tensor), recorder.token(tensor), bytes_of(tensor)
+    held = local_tensor(tensor)
+    return recorder.meta(held), recorder.token(held), bytes_of(held)
 
 
 def _described_all(recorder: OpRecorder, tensors: Iterable[torch.Tensor]) -> list[tuple[TensorMeta, int]]:
-    return [(recorder.meta(tensor), recorder.token(tensor)) for tensor in tensors]
+    return [(recorder.meta(held), recorder.token(held)) for held in map(local_tensor, tensors)]
 
 
 def start_with_states(model: torch.nn.Module, inputs: dict[str, Any], optimizer: Any) -> TrainingStart:

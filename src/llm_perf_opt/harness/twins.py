@@ -132,6 +132,18 @@ def ghost_twin(value: T) -> T:
     return _twin(value, lambda tensor: new_ghost(spec_of_tensor(tensor)) if tensor.is_floating_point() else tensor)
 
 
+def training_twin(arguments: dict[str, T]) -> dict[str, T]:
+    """Copies on ghosts that train: weights have gradients as before, and an optimizer among them holds the copies."""
+    memo: dict[int, Any] = {}
+    for argument in arguments.values():
+        for tensor in _tensors_of(argument):
+            if id(tensor) not in memo:
+                made = new_ghost(spec_of_tensor(tensor)) if tensor.is_floating_point() else tensor
+                is_weight = _is_parameter(tensor)
+                memo[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if is_weight else made
+    return copy.deepcopy(arguments, memo)
+
+
 def twin(value: T) -> T:
     """A copy on tensors of the same kind: new ghosts for ghosts, the same values where there are any."""
     return _twin(value, _same_kind)
@@ -168,6 +180,8 @@ def _twin(value: T, make: Callable[[torch.Tensor], torch.Tensor]) -> T:
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.optim.Optimizer):
+        return tensors_in(list(map(dict, value.state.values())))
     if not isinstance(value, torch.nn.Module):
         return tensors_in(value)
     tensors: list[torch.Tensor] = [*value.parameters(), *value.buffers()]

@@ -245,6 +245,7 @@ OPS = registered(
         "_int_mm _scaled_mm _scaled_mm_v2 _weight_int8pack_mm": _matmul(price=_left_first),
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _dyn_quant_matmul_4bit": _matmul(price=_left_first),
         "_weight_int4pack_mm_with_scales_and_zeros": _matmul(price=_left_first),
+        "llm_perf_opt.gemm_4bit": _matmul(price=_left_first),
         "addmm": _matmul(price=matmul_plus_addend(1, "mat1"), calibrated=addmm_work, turned_weight=2),
         "_addmm_activation": _matmul(price=matmul_plus_addend(1, "mat1")),
         "addmv": _matmul(price=matmul_plus_addend(1, "mat")),

@@ -175,6 +175,7 @@ OPS = registered(
         "copy triu tril": _copy(calibrated=written_work("copy"), kernels=_indexed),
         "masked_fill where": Op(price=pointwise(1), calibrated=written_work("copy")),
         "masked_scatter_backward reflection_pad1d_backward reflection_pad2d_backward": _copy(),
+        "llm_perf_opt.unpack_scales llm_perf_opt.dequantize_4bit": _copy(),
         "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward": _copy(),
         "pad constant_pad_nd": _copy(calibrated=pad_work),
         "embedding": _gather(

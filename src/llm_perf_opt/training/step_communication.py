@@ -10,7 +10,7 @@ from llm_perf_opt.training.model_shape import ModelShape
 from llm_perf_opt.training.rank_memory import QUANTISED_BYTES, StageNumbers
 from llm_perf_opt.training.training_run import FULL, QLORA, Shard, TrainingPlan, TrainingRun
 
-_TWO, _FOUR = 2, 4  # bytes of bf16 and of fp32
+_TWO = 2  # bytes of bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,10 @@ def _data_parallel(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -
         if group.size == 1:
             continue
         if plan.shard is Shard.WEIGHTS:
+            if axis == "data":
+                yield from _tables(run, numbers, group)
+                stored -= numbers.tables
+                reduced -= numbers.tables if is_full else 0.0
             each = round(stored / layers * (QUANTISED_BYTES if run.method.kind == QLORA else _TWO))
             times = 2 if run.is_resharded else 1
             yield _of(
@@ -108,15 +112,24 @@ def _data_parallel(shape: ModelShape, run: TrainingRun, numbers: StageNumbers) -
                 )
             yield from _copies(run, reduced / layers, layers)
             continue
-        each = round(
-            reduced / layers * (_FOUR if run.states.gradients == _FOUR and plan.shard is not Shard.NOTHING else _TWO)
-        )
+        each = round(reduced / layers * run.states.gradients)
         if plan.shard is Shard.NOTHING:
             yield _of(f"gradients{name}", "data", CollectiveKind.ALL_REDUCE, each, group, layers, "backward")
             continue
         yield _of(f"gradients{name}", "data", CollectiveKind.REDUCE_SCATTER, each, group, layers, "backward")
         each = round(reduced / layers * _TWO)
         yield _of(f"weights{name}", "data", CollectiveKind.ALL_GATHER, each, group, layers, "backward")
+
+
+def _tables(run: TrainingRun, numbers: StageNumbers, group: GroupRanks) -> Iterator[StepCollective]:
+    """Embedding and head: FSDP keeps what no layer holds gathered from the forward to the end of the backward."""
+    each, micro = round(numbers.tables * _TWO), run.micro_batches
+    if not each:
+        return
+    yield _of("weights of embedding and head", "data", CollectiveKind.ALL_GATHER, each, group, micro, "layers")
+    if run.method.kind == FULL:
+        what = "gradients of embedding and head"
+        yield _of(what, "data", CollectiveKind.REDUCE_SCATTER, each, group, micro, "layers")
 
 
 def _copies(run: TrainingRun, numbers: float, layers: float) -> Iterator[StepCollective]:

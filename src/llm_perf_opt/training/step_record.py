@@ -149,7 +149,7 @@ class TrainingStep:
     """
 
     model: str
-    setup: TrainingSetup
+    setup: TrainingSetup | None  # None: a step of a script's own
     parameters: int
     trainable_parameters: int
     active_parameters: int

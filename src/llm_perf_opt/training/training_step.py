@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -51,6 +51,22 @@ def trace_training_step(
     return step_of(origin.model, _recorded(origin, setup, routing), setup)
 
 
+def trace_own_step(
+    step: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    routing: str | None = None,
+    device: str = "cuda",
+) -> TrainingStep:
+    """Run a training step of a script's own, on copies of its arguments without weights."""
+    from llm_perf_opt.models.own_step import record_own_step
+
+    name = getattr(step, "__name__", type(step).__name__)
+    with OneRun(), RunWatch(f"{name}, training step"):
+        return step_of(name, record_own_step(name, step, args, kwargs, routing=routing, device=device))
+
+
 def _recorded(origin: Origin, setup: TrainingSetup, routing: str | None) -> RecordedTrainingStep:
     adapter = origin.adapter
     if not isinstance(adapter, TrainsOneStep):
@@ -64,8 +80,9 @@ def _recorded(origin: Origin, setup: TrainingSetup, routing: str | None) -> Reco
         return adapter.training_step(run, routing)
 
 
-def step_of(model: str, recorded: RecordedTrainingStep, setup: TrainingSetup) -> TrainingStep:
+def step_of(model: str, recorded: RecordedTrainingStep, setup: TrainingSetup | None = None) -> TrainingStep:
     """The figures of a step that ran as many micro batches as asked for, or the first two of them."""
+    micro_batches = 1 if setup is None else setup.accumulation
     memory = memory_of(recorded)
     by_phase = peaks(memory)
     graph, layers = recorded.graph, _Layers(recorded)
@@ -88,7 +105,7 @@ def step_of(model: str, recorded: RecordedTrainingStep, setup: TrainingSetup) ->
         layer_saved_bytes=layers.saved_bytes(memory),
         layer_recomputed_bytes=_most_saved(memory, recorded.recomputed),
         layer_input_bytes=layers.input_bytes(),
-        phases=phase_work(recorded, _Times(recorded, setup.accumulation)),
+        phases=phase_work(recorded, _Times(recorded, micro_batches)),
         peak=max(by_phase.values(), key=lambda moment: moment.peak_bytes),
         peak_by_phase=by_phase,
         memory=curve(memory),

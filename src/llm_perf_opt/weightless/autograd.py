@@ -16,7 +16,7 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from llm_perf_opt.core.thread_patches import ThreadPatches
-from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.ghost import Ghost, adopt_module
 from llm_perf_opt.weightless.rules.attention import AttentionKernel, attention_kernel
 
 _FLASH_WIDTH = 8  # heads are padded to a multiple of it
@@ -30,9 +30,30 @@ def training_patches(*, is_cuda: bool) -> Iterator[None]:
         # For all threads: what is added is the type, and no real tensor has it.
         optimizers._foreach_supported_types.append(Ghost)
         patches.finally_(lambda: optimizers._foreach_supported_types.remove(Ghost))
+        patches.wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _reduced_in_buckets)
         if is_cuda:
             patches.wrap(torch.nn.functional, "scaled_dot_product_attention", _as_on_cuda)
         yield
+
+
+def _reduced_in_buckets(plain: Callable[..., None]) -> Callable[..., None]:
+    """Buckets are reduced from Python: torch's own hook takes its tensors out of the work of a real process group."""
+
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        plain(self, adopt_module(module), *args, **kwargs)
+        self.register_comm_hook(None, _all_reduce)
+
+    return init
+
+
+def _all_reduce(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    torch.distributed.all_reduce(bucket.buffer())
+    reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    reduced.set_result(bucket.buffer())
+    return reduced
+
+
+_all_reduce.__annotations__.clear()  # torch reads them, and refuses names of types in place of types
 
 
 def _as_on_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:

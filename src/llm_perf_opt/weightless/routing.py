@@ -165,6 +165,11 @@ class EvenOverRanks:
         return counts if candidates % self._ranks else counts.view(-1, self._ranks).t().flatten()
 
 
+def even_over_ranks(policy: RoutingPolicy, ranks: int) -> RoutingPolicy:
+    """The policy for a model that is split over ranks; what names rows or ranks by itself is left alone."""
+    return EvenOverRanks(policy, ranks) if isinstance(policy, (BalancedRouting, UniformRouting)) else policy
+
+
 def read_replay(file: Path, phase: str) -> ReplayRouting:
     """Recorded counts from a JSON file: `{"prefill": [[rows of expert 0, ...], ...], "decode": [...]}`.
 

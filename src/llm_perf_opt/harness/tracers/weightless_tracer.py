@@ -18,7 +18,7 @@ from llm_perf_opt.harness.trace_header import RuntimeFacts, declare_inputs, decl
 from llm_perf_opt.weightless import Engine, RoutingPolicy, routing_policy
 from llm_perf_opt.weightless.ghost import local_tensor
 from llm_perf_opt.weightless.recording import OpRecorder, bytes_of
-from llm_perf_opt.weightless.routing import BalancedRouting, EvenOverRanks, UniformRouting
+from llm_perf_opt.weightless.routing import even_over_ranks
 
 
 class WeightlessTracer:
@@ -43,8 +43,8 @@ class WeightlessTracer:
         engine, routing = self._engine, self._routing
         engine.other_ranks = None if target.world is None else target.world.integers
         engine.oracle.routing = routing_policy(routing, target.phase) if isinstance(routing, str) else routing
-        if target.world is not None and isinstance(engine.oracle.routing, (BalancedRouting, UniformRouting)):
-            engine.oracle.routing = EvenOverRanks(engine.oracle.routing, target.world.expert_ranks)
+        if target.world is not None:
+            engine.oracle.routing = even_over_ranks(engine.oracle.routing, target.world.expert_ranks)
         with engine:
             model = engine.adopt(target.build())
         settings = {"routing": engine.oracle.routing.name, "device": engine.disguise.shown}

@@ -17,6 +17,7 @@ from llm_perf_opt.core.missing_packages import adapters_need_peft
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.harness.training_run import TrainingStart, start_with_states
+from llm_perf_opt.models.huggingface.four_bit import with_four_bits
 
 LEARNING_RATE = 1e-3  # changes no shape and no op
 RECOMPUTES = ("none", "full", "full-reentrant", "selective")
@@ -43,10 +44,12 @@ def training_target(name: str, build: Callable[[], Any], setup: TrainingSetup) -
 
 def prepared_model(model: Any, setup: TrainingSetup) -> Any:
     """The model ready to train: adapters, recomputation, training mode."""
-    if setup.method == "lora":
+    if setup.method == "qlora":
+        model = with_four_bits(model)
+    if setup.method != "full":
         model = with_lora(model, setup.lora_rank, setup.lora_targets)
     if setup.recompute != "none":
-        if setup.method == "lora":
+        if setup.method != "full":
             model.enable_input_require_grads()  # as trainers do: otherwise nothing that is recomputed has a gradient
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_checkpointing(setup.recompute))
     return model.train()
@@ -136,7 +139,7 @@ def run_step(model: Any, start: TrainingStart, setup: TrainingSetup) -> None:
 
 
 def _refuse_unknown(setup: TrainingSetup) -> None:
-    choices = {"method": (setup.method, ("full", "lora")), "recompute": (setup.recompute, RECOMPUTES)}
+    choices = {"method": (setup.method, ("full", "lora", "qlora")), "recompute": (setup.recompute, RECOMPUTES)}
     for name, (value, known) in choices.items():
         if value not in known:
             raise UsageError(
@@ -144,7 +147,7 @@ def _refuse_unknown(setup: TrainingSetup) -> None:
                 why="each is a way of the libraries that this runs",
                 fix=f"give one of: {', '.join(known)}",
             )
-    if setup.method == "lora" and setup.lora_rank < 1:
+    if setup.method != "full" and setup.lora_rank < 1:
         raise UsageError(
             "LoRA needs a rank of at least 1.", why=f"it is {setup.lora_rank}", fix="give a rank, such as 16"
         )
