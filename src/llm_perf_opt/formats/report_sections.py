@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from markupsafe import Markup, escape
 
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.core.report import Cell, Chart, Column, Kind, Level, LineChart, Listing, Note, Report, Table
+from llm_perf_opt.core.witness import Number, Witness, worked_out
 from llm_perf_opt.formats.chart_svg import chart_svg
 from llm_perf_opt.formats.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.picture import Hues, hues_of
 from llm_perf_opt.formats.svg_format import SvgDrawing
-from llm_perf_opt.formats.visible_text import UNKNOWN, cell_text, exact_text, shortened, visible
+from llm_perf_opt.formats.visible_text import BASE_UNITS, UNKNOWN, cell_text, exact_text, shortened, visible
 
 _DEEPEST = 6
 _PICTURE_WIDTH = 938.0  # of the column in a window of 1280 pixels
@@ -31,11 +32,21 @@ _MANY_POINTS = "The formats json and csv have every point."
 
 @dataclass(frozen=True, slots=True)
 class ShownCell:
-    """A cell's text, its tooltip and its classes."""
+    """A cell's text, its tooltip and its classes; `figure` is the number of its witness, or None."""
 
     text: str | Markup
     exact: str
     classes: str
+    figure: int | None = None
+    value: Number | None = None  # of a figure
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFigure:
+    """A figure that can be clicked, by what it is called, and how it comes about."""
+
+    label: str
+    witness: Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,7 @@ class Section:
     sections: tuple[Section, ...]
     listings: tuple[ShownListing, ...] = ()
     answer: tuple[str, ...] = ()
+    figures: tuple[ShownFigure, ...] = ()  # of the whole report, by their numbers
 
     @property
     def inner_level(self) -> int:
@@ -141,9 +153,10 @@ class ContentsEntry:
     entries: tuple[ContentsEntry, ...] = ()
 
 
-def sections_of(report: Report) -> Section:
-    """The whole report; the same report gives the same addresses."""
-    return _Sections(hues_of(report)).section(report, 1)
+def sections_of(report: Report, *, is_traced: bool = False) -> Section:
+    """The whole report; the same report gives the same addresses. `is_traced`: figures lead to their witnesses."""
+    sections = _Sections(hues_of(report), is_traced=is_traced)
+    return replace(sections.section(report, 1), figures=tuple(sections.figures))
 
 
 def contents(section: Section) -> tuple[ContentsEntry, ...]:
@@ -171,8 +184,10 @@ def _entry_title(title: str) -> str:
 class _Sections:
     """Gives out addresses, each one once."""
 
-    def __init__(self, hues: Hues) -> None:
+    def __init__(self, hues: Hues, *, is_traced: bool) -> None:
         self._hues = hues
+        self._is_traced = is_traced
+        self.figures: list[ShownFigure] = []
         self._ids: set[str] = set()
         self._warnings = count(1)
 
@@ -216,8 +231,8 @@ class _Sections:
             id=address,
             title=_shown_title(table.title),
             columns=tuple(ShownCell(column.name, "", _classes(column)) for column in table.columns),
-            rows=tuple(tuple(_cells(table, row, links)) for row in table.rows),
-            footer=tuple(_cells(table, table.footer, links)) if table.footer else (),
+            rows=tuple(tuple(self._cells(table, number, links)) for number in range(len(table.rows))),
+            footer=tuple(self._cells(table, len(table.rows), links)) if table.footer else (),
             is_tall=len(table.rows) > _TALL,
         )
 
@@ -236,25 +251,54 @@ class _Sections:
         self._ids.add(free_name)
         return free_name
 
+    def _cells(self, table: Table, number: int, links: Mapping[str, str]) -> Iterator[ShownCell]:
+        """Of a row; the footer is the one after the last."""
+        row = _row(table, number)
+        for place, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+            if cell is None:
+                yield ShownCell(UNKNOWN, "not known", f"{_classes(column)} unknown".lstrip())
+            elif isinstance(cell, str) and cell in links:
+                link = Markup('<a href="#{}">{}</a>').format(links[cell], _shown_title(cell))
+                yield ShownCell(link, "", "")
+            elif isinstance(cell, str):
+                short = shortened(visible(cell), _LONGEST_CELL)
+                classes = "long" if len(short) > _LONG_CELL else ""
+                yield ShownCell(_breakable(short), cell if short != visible(cell) else "", classes)
+            else:
+                text, exact = cell_text(cell, column.kind), exact_text(cell, column.kind)
+                figure = self._figure(table, number, place, cell)
+                yield ShownCell(text, exact if exact != text else "", _classes(column), figure, cell)
+
+    def _figure(self, table: Table, number: int, place: int, cell: Number) -> int | None:
+        """The number of a figure that can be traced back, in the order in which they stand on the page."""
+        witness = table.witnesses.get((number, place)) or _sum_of_column(table, number, place)
+        if not self._is_traced or witness is None or not witness.gives(cell):
+            return None
+        first = _row(table, number)[0]
+        name = f"{first}, {table.columns[place].name}" if isinstance(first, str) else table.columns[place].name
+        self.figures.append(ShownFigure(shortened(visible(name), _LONGEST_TITLE), witness))
+        return len(self.figures) - 1
+
+
+def _row(table: Table, number: int) -> tuple[Cell, ...]:
+    return table.rows[number] if number < len(table.rows) else table.footer
+
+
+def _sum_of_column(table: Table, number: int, place: int) -> Witness | None:
+    """Of a footer, the rows above it; each is named as it stands in the table, with its own witness."""
+    if number < len(table.rows) or table.columns[place].kind is Kind.TEXT:
+        return None
+    unit = BASE_UNITS.get(table.columns[place].kind, "")
+    parts = [
+        table.witnesses.get((above, place)) or Witness(str(row[0]), value, unit, f"this row of {table.title!r}")
+        for above, row in enumerate(table.rows)
+        if isinstance(value := row[place], int | float)
+    ]
+    return worked_out("sum", f"total of {table.columns[place].name}", parts, unit) if parts else None
+
 
 def _picture(view: GraphView) -> Markup:
     return Markup(SvgDrawing().embedded(view, _PICTURE_WIDTH))  # escaped where each name enters
-
-
-def _cells(table: Table, row: tuple[Cell, ...], links: Mapping[str, str]) -> Iterator[ShownCell]:
-    for column, cell in zip(table.columns, row, strict=True):
-        if cell is None:
-            yield ShownCell(UNKNOWN, "not known", f"{_classes(column)} unknown".lstrip())
-        elif isinstance(cell, str) and cell in links:
-            link = Markup('<a href="#{}">{}</a>').format(links[cell], _shown_title(cell))
-            yield ShownCell(link, "", "")
-        elif isinstance(cell, str):
-            short = shortened(visible(cell), _LONGEST_CELL)
-            classes = "long" if len(short) > _LONG_CELL else ""
-            yield ShownCell(_breakable(short), cell if short != visible(cell) else "", classes)
-        else:
-            text, exact = cell_text(cell, column.kind), exact_text(cell, column.kind)
-            yield ShownCell(text, exact if exact != text else "", _classes(column))
 
 
 def _breakable(text: str) -> str | Markup:
