@@ -21,7 +21,8 @@ return [...document.querySelectorAll("main [data-figure]")].map((button) => {
   button.click();
   const { value, worked } = dialog.dataset;
   const answer = {
-    isOpen: dialog.open, exact: button.dataset.exact, value, worked, text: document.getElementById("witness-body").textContent,
+    isOpen: dialog.open, exact: button.dataset.exact, value, worked,
+    text: document.getElementById("witness-body").textContent,
     place: `${button.closest("table").tHead.textContent}: ${button.closest("tr").textContent}`,
   };
   dialog.close();

@@ -15,7 +15,7 @@ from types import MappingProxyType
 CLOSE = 1e-12  # to which a page and Python agree on a figure that is no whole number
 
 Number = int | float
-_WHOLE = ("sum", "times", "max", "difference")  # that whole numbers never leave
+_WHOLE = ("sum", "times", "max", "difference", "whole")  # that whole numbers never leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ OPERATIONS: Mapping[str, Callable[[Sequence[Number]], Number]] = MappingProxyTyp
         "max": max,
         "difference": lambda values: values[0] - _plain_sum(values[1:]),
         "quotient": lambda values: values[0] / values[1],
+        "whole": lambda values: int(values[0] // values[1]),
         "rounded": lambda values: float(f"{values[0]:.3g}"),
     }
 )
@@ -67,3 +68,8 @@ def worked_out(operation: str, name: str, parts: Sequence[Witness], unit: str = 
     """The figure that an operation gives."""
     value = OPERATIONS[operation]([part.value for part in parts])
     return Witness(name, value, unit, origin, operation, tuple(parts))
+
+
+def share_of(part: Witness, whole: Witness) -> Witness | None:
+    """A part over the whole; of nothing there is none."""
+    return worked_out("quotient", "share", [part, whole]) if whole.value else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from llm_perf_opt.core.callgraph.queries import (
 from llm_perf_opt.core.callgraph.records import CallColumns, OpKind
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
 from llm_perf_opt.core.units import format_number_of, macs_of
+from llm_perf_opt.core.witness import Witness, worked_out
 from llm_perf_opt.costs.collectives import CollectiveTotal, by_stage
 from llm_perf_opt.costs.coverage import (
     UnpricedOp,
@@ -195,6 +197,66 @@ _COLLECTIVE_CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {  # of a rank
 _NAMED_SITES = 5
 
 
+_COUNTED = "counted in the trace: calls, distinct weights, and storages as the stage's ops make and free them"
+_OF_OPS: Mapping[str, tuple[str, Callable[[OpCost], int]]] = {
+    "FLOPs": ("FLOP", lambda cost: cost.flops),
+    "MACs": ("FLOP", lambda cost: cost.flops),
+    "bytes moved": ("B", lambda cost: cost.bytes_moved),
+}
+_MOST_KINDS = 12  # of one op that are listed one by one
+
+
+@dataclass(frozen=True, eq=False)
+class _OpWitnesses:
+    """The figures of a stage as sums over its ops: so many of each kind, each at its price."""
+
+    graphs: Sequence[CallGraph]
+    run: StageCosts
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def _counts(self) -> list[dict[OpKind, int]]:
+        """By row of the table: the stages that ran, phase after phase."""
+        ran = [(graph, stage.name) for graph in self.graphs for stage in stage_costs(graph).ran]
+        by_stage = {id(graph): count_kinds_by_stage(graph) for graph in self.graphs if graph.ops is not None}
+        return [by_stage.get(id(graph), {}).get(name, {}) for graph, name in ran]
+
+    def witness(self, row: int, place: int) -> Witness | None:
+        """How the cell comes about; None for a total, and for figures that are no sums over ops."""
+        name = self.columns[place].name
+        if name not in _OF_OPS or row >= len(self._counts):
+            return None
+        unit, figure = _OF_OPS[name]
+        by_op: dict[str, list[Witness]] = {}
+        for kind, count in self._counts[row].items():
+            if (cost := price(kind)) is not None and figure(cost):
+                shapes = ", ".join(str(list(tensor.shape)) for tensor in kind.inputs)
+                parts = [
+                    Witness("runs", count),
+                    Witness(f"each, of {shapes}", figure(cost), unit, f"the price of {kind.name}"),
+                ]
+                by_op.setdefault(kind.name, []).append(worked_out("times", shapes, parts, unit))
+        terms = [_sum_of_kinds(op, kinds, unit) for op, kinds in by_op.items()]
+        if not terms:
+            return None
+        total = worked_out("sum", f"{'FLOPs' if unit == 'FLOP' else name} of all ops", terms, unit)
+        return (
+            total
+            if name != "MACs"
+            else worked_out("whole", name, [total, Witness("FLOPs of a multiply-add", 2)], "MAC")
+        )
+
+
+def _sum_of_kinds(op: str, kinds: Sequence[Witness], unit: str) -> Witness:
+    """The largest one by one, all others as one term."""
+    largest = sorted(kinds, key=lambda kind: -kind.value)
+    rest = largest[_MOST_KINDS:]
+    others = Witness(
+        f"{len(rest)} other kinds", sum(kind.value for kind in rest), unit, f"the prices of {op}, added up"
+    )
+    return worked_out("sum", op, [*largest[:_MOST_KINDS], *([others] if rest else [])], unit)
+
+
 def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = None) -> StageCosts:
     """The stages of all phases of one run that ran, and the run; `stages` are those, if they are known already.
 
@@ -214,7 +276,8 @@ def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -
     """The stages of all phases of one run, in order; `costs` are the run's, if they are known already."""
     run = run_costs(graphs) if costs is None else costs
     cells = {**_CELLS, **_COLLECTIVE_CELLS} if run.total.collectives else _CELLS
-    table = table_of("Cost by stage", run.stages, cells, total=run.total)
+    table = table_of("Cost by stage", run.stages, cells, total=run.total, origin=_COUNTED)
+    table = replace(table, witnesses=_OpWitnesses(graphs, run, tuple(cells)).witness)
     model = graphs[0].model if graphs else ""
     notes = tuple(_notes(graphs, run.total))
     return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=notes)

@@ -27,6 +27,7 @@ _SHORT_PATH = 16
 _LONG_CELL = 36  # characters, from which on a column must not become narrow
 _TALL = 14  # rows, from which on a table scrolls in a window of its own
 _BREAKS = re.compile(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=\D\.)(?=\d)")
+_BLANK = "(no title)"
 _MANY_POINTS = "The formats json and csv have every point."
 
 
@@ -177,6 +178,11 @@ def _shown_title(title: str) -> str:
     return shortened(visible(title), _LONGEST_TITLE)
 
 
+def _heading(title: str) -> str:
+    """A heading that a screen reader can say."""
+    return _shown_title(title) if title.strip() else _BLANK
+
+
 def _entry_title(title: str) -> str:
     return shortened(visible(title), _LONGEST_ENTRY)
 
@@ -198,7 +204,7 @@ class _Sections:
         links = {chapter.title: section.id for chapter, section in zip(report.chapters, sections, strict=True)}
         return Section(
             id=address,
-            title=_shown_title(report.title),
+            title=_heading(report.title),
             level=min(level, _DEEPEST),
             charts=tuple(map(self._chart, report.charts)),
             tables=tuple(self._table(table, self._id(table.title), links) for table in report.tables),
@@ -216,7 +222,7 @@ class _Sections:
         words = (chart.caption, *drawn.remarks, "" if is_short else _MANY_POINTS)
         return ShownChart(
             id=self._id(chart.title),
-            title=_shown_title(chart.title),
+            title=_heading(chart.title),
             wide=Markup(drawn.wide),  # escaped where each name enters
             narrow=Markup(drawn.narrow),  # likewise
             words=tuple(word for word in words if word),
@@ -271,11 +277,19 @@ class _Sections:
 
     def _figure(self, table: Table, number: int, place: int, cell: Number) -> int | None:
         """The number of a figure that can be traced back, in the order in which they stand on the page."""
-        witness = table.witnesses.get((number, place)) or _sum_of_column(table, number, place)
-        if not self._is_traced or witness is None or not witness.gives(cell):
+        if not self._is_traced:
+            return None
+        column = table.columns[place]
+        known = (
+            _witness(table, number, place),
+            _by_formula(table, number, place),
+            _sum_of_column(table, number, place),
+        )
+        witness = next((one for one in known if one is not None and one.gives(cell)), None)
+        if witness is None and (not table.origin or (witness := _given(table, number, place)) is None):
             return None
         first = _row(table, number)[0]
-        name = f"{first}, {table.columns[place].name}" if isinstance(first, str) else table.columns[place].name
+        name = f"{first}, {column.name}" if isinstance(first, str) else column.name
         self.figures.append(ShownFigure(shortened(visible(name), _LONGEST_TITLE), witness))
         return len(self.figures) - 1
 
@@ -284,13 +298,42 @@ def _row(table: Table, number: int) -> tuple[Cell, ...]:
     return table.rows[number] if number < len(table.rows) else table.footer
 
 
+def _witness(table: Table, number: int, place: int) -> Witness | None:
+    return None if table.witnesses is None else table.witnesses(number, place)
+
+
+def _given(table: Table, number: int, place: int) -> Witness | None:
+    """A cell as it stands in the table, with the table's origin; None where it is not known."""
+    value, column = _row(table, number)[place], table.columns[place]
+    if not isinstance(value, int | float):
+        return None
+    return Witness(column.name, value, BASE_UNITS.get(column.kind, ""), table.origin or f"the table {table.title!r}")
+
+
+def _by_formula(table: Table, number: int, place: int) -> Witness | None:
+    """From other cells of the row, or from the total of a column; None where one of them is not known."""
+    column = table.columns[place]
+    if (formula := table.formulas.get(column.name)) is None:
+        return None
+    operation, *names = formula
+    places = {other.name: at for at, other in enumerate(table.columns)}
+    cells = [(number, places[name]) for name in names if name in places]
+    if operation == "share":
+        cells, operation = [*cells, (len(table.rows), cells[0][1])], "quotient"
+    parts = [_witness(table, *cell) or _given(table, *cell) for cell in cells if _row(table, cell[0])]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(cells) or (operation == "quotient" and not known[1].value):
+        return None
+    return worked_out(operation, column.name, known, BASE_UNITS.get(column.kind, ""))
+
+
 def _sum_of_column(table: Table, number: int, place: int) -> Witness | None:
     """Of a footer, the rows above it; each is named as it stands in the table, with its own witness."""
     if number < len(table.rows) or table.columns[place].kind is Kind.TEXT:
         return None
     unit = BASE_UNITS.get(table.columns[place].kind, "")
     parts = [
-        table.witnesses.get((above, place)) or Witness(str(row[0]), value, unit, f"this row of {table.title!r}")
+        _witness(table, above, place) or Witness(str(row[0]), value, unit, f"this row of {table.title!r}")
         for above, row in enumerate(table.rows)
         if isinstance(value := row[place], int | float)
     ]

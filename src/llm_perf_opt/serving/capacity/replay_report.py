@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.report import Axis, Cell, Chart, Column, Kind, Line, LineChart, Mark, Span, SpanChart, Table
 from llm_perf_opt.core.units import format_count, format_number_of, format_ratio, format_seconds
-from llm_perf_opt.core.witness import Witness, worked_out
+from llm_perf_opt.core.witness import Witness, share_of, worked_out
 from llm_perf_opt.serving.capacity.outcome import DAY_S, Percentiles, ReplayOutcome, Slo
 from llm_perf_opt.serving.requests import EngineSteps, Replayed
 
@@ -123,14 +123,13 @@ def shares_table(seconds: Mapping[str, float], name: str) -> Table:
     origin = "times of the step's kernels, as shares of the mean step"
     parts = [Witness(kind, time, "s", origin) for kind, time, _ in rows]
     total = worked_out("sum", "mean step", parts, "s", origin)
-    witnesses = {(row, 1): part for row, part in enumerate(parts)}
-    witnesses |= {(row, 2): worked_out("quotient", "share", [part, total]) for row, part in enumerate(parts)}
+    figures = [*parts, total]
     return Table(
         title=f"{SHARES}, {name}",
         columns=columns,
         rows=tuple(rows),
         footer=("mean step", total_s, 1.0),
-        witnesses=witnesses,
+        witnesses=lambda row, place: figures[row] if place == 1 else share_of(figures[row], total),
     )
 
 

@@ -313,7 +313,7 @@ def bands_table(fleet: SizedFleet, demand: Demand) -> Table:
         title="Times of requests",
         columns=(*columns, *figures),
         rows=tuple(rows),
-        witnesses={(row, 2 + place): each for row, cells in enumerate(traced) for place, each in enumerate(cells)},
+        witnesses=lambda row, place: traced[row][place - 2],
     )
 
 
