@@ -184,7 +184,7 @@ def _heading(title: str) -> str:
 
 
 def _entry_title(title: str) -> str:
-    return shortened(visible(title), _LONGEST_ENTRY)
+    return shortened(_heading(title), _LONGEST_ENTRY)
 
 
 class _Sections:
@@ -264,7 +264,7 @@ class _Sections:
             if cell is None:
                 yield ShownCell(UNKNOWN, "not known", f"{_classes(column)} unknown".lstrip())
             elif isinstance(cell, str) and cell in links:
-                link = Markup('<a href="#{}">{}</a>').format(links[cell], _shown_title(cell))
+                link = Markup('<a href="#{}">{}</a>').format(links[cell], _heading(cell))
                 yield ShownCell(link, "", "")
             elif isinstance(cell, str):
                 short = shortened(visible(cell), _LONGEST_CELL)
