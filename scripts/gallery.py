@@ -17,6 +17,7 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks.pages import put_between
 from tests.browser.chromium import chromium
 
 GPUS = "h100-sxm,h200-sxm,a100-sxm-80g,l40s"
@@ -59,6 +60,13 @@ def take_picture(driver: Any, page: Path) -> Path:
     return picture
 
 
+def show_pictures(index: Path) -> None:
+    """The pictures that are there, in the page that shows them."""
+    names = [name for name in PAGES if index.with_name(f"{name}.png").exists()]
+    shown = [f"![The page to explore of {PAGES[name][0]}]({name}.png)" for name in names]
+    put_between(index, "<!-- begin pictures -->", "<!-- end pictures -->", "\n".join(["", *shown, ""]))
+
+
 def main(folder: Path, *names: str) -> None:
     """Pages first: each takes a minute or two of one core."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +74,8 @@ def main(folder: Path, *names: str) -> None:
     with tempfile.TemporaryDirectory() as profile, chromium(Path(profile), WIDTH, HEIGHT) as driver:
         for page in pages:
             print(f"   {take_picture(driver, page)} ({page.stat().st_size:,} bytes of page)")
+    if (index := folder / "index.md").exists():
+        show_pictures(index)
 
 
 if __name__ == "__main__":
