@@ -22,7 +22,7 @@ from llm_perf_opt.core.callgraph.queries import (
 from llm_perf_opt.core.callgraph.records import CallColumns, OpKind
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
 from llm_perf_opt.core.units import format_number_of, macs_of
-from llm_perf_opt.core.witness import Witness, worked_out
+from llm_perf_opt.core.witness import Witness
 from llm_perf_opt.costs.collectives import CollectiveTotal, by_stage
 from llm_perf_opt.costs.coverage import (
     UnpricedOp,
@@ -33,6 +33,7 @@ from llm_perf_opt.costs.coverage import (
     priced_total,
 )
 from llm_perf_opt.costs.memory.live_memory import memory_by_stage
+from llm_perf_opt.costs.ops_witness import ops_witness
 from llm_perf_opt.costs.parameters import count_distinct_parameters, parameters_by_stage
 from llm_perf_opt.costs.run_description import deployment_notes, run_notes, workload_note
 from llm_perf_opt.ops.cost import FREE, OpCost
@@ -198,20 +199,13 @@ _NAMED_SITES = 5
 
 
 _COUNTED = "counted in the trace: calls, distinct weights, and storages as the stage's ops make and free them"
-_OF_OPS: Mapping[str, tuple[str, Callable[[OpCost], int]]] = {
-    "FLOPs": ("FLOP", lambda cost: cost.flops),
-    "MACs": ("FLOP", lambda cost: cost.flops),
-    "bytes moved": ("B", lambda cost: cost.bytes_moved),
-}
-_MOST_KINDS = 12  # of one op that are listed one by one
 
 
 @dataclass(frozen=True, eq=False)
-class _OpWitnesses:
-    """The figures of a stage as sums over its ops: so many of each kind, each at its price."""
+class _StageWitnesses:
+    """The figures of the table of stages as sums over the ops of each stage."""
 
     graphs: Sequence[CallGraph]
-    run: StageCosts
     columns: tuple[Column, ...]
 
     @cached_property
@@ -222,39 +216,8 @@ class _OpWitnesses:
         return [by_stage.get(id(graph), {}).get(name, {}) for graph, name in ran]
 
     def witness(self, row: int, place: int) -> Witness | None:
-        """How the cell comes about; None for a total, and for figures that are no sums over ops."""
-        name = self.columns[place].name
-        if name not in _OF_OPS or row >= len(self._counts):
-            return None
-        unit, figure = _OF_OPS[name]
-        by_op: dict[str, list[Witness]] = {}
-        for kind, count in self._counts[row].items():
-            if (cost := price(kind)) is not None and figure(cost):
-                shapes = ", ".join(str(list(tensor.shape)) for tensor in kind.inputs)
-                parts = [
-                    Witness("runs", count),
-                    Witness(f"each, of {shapes}", figure(cost), unit, f"the price of {kind.name}"),
-                ]
-                by_op.setdefault(kind.name, []).append(worked_out("times", shapes, parts, unit))
-        terms = [_sum_of_kinds(op, kinds, unit) for op, kinds in by_op.items()]
-        if not terms:
-            return None
-        total = worked_out("sum", f"{'FLOPs' if unit == 'FLOP' else name} of all ops", terms, unit)
-        return (
-            total
-            if name != "MACs"
-            else worked_out("whole", name, [total, Witness("FLOPs of a multiply-add", 2)], "MAC")
-        )
-
-
-def _sum_of_kinds(op: str, kinds: Sequence[Witness], unit: str) -> Witness:
-    """The largest one by one, all others as one term."""
-    largest = sorted(kinds, key=lambda kind: -kind.value)
-    rest = largest[_MOST_KINDS:]
-    others = Witness(
-        f"{len(rest)} other kinds", sum(kind.value for kind in rest), unit, f"the prices of {op}, added up"
-    )
-    return worked_out("sum", op, [*largest[:_MOST_KINDS], *([others] if rest else [])], unit)
+        """How the cell comes about; None for the total, and for figures that are no sums over ops."""
+        return ops_witness(self._counts[row], self.columns[place].name) if row < len(self._counts) else None
 
 
 def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = None) -> StageCosts:
@@ -277,7 +240,7 @@ def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -
     run = run_costs(graphs) if costs is None else costs
     cells = {**_CELLS, **_COLLECTIVE_CELLS} if run.total.collectives else _CELLS
     table = table_of("Cost by stage", run.stages, cells, total=run.total, origin=_COUNTED)
-    table = replace(table, witnesses=_OpWitnesses(graphs, run, tuple(cells)).witness)
+    table = replace(table, witnesses=_StageWitnesses(graphs, tuple(cells)).witness)
     model = graphs[0].model if graphs else ""
     notes = tuple(_notes(graphs, run.total))
     return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=notes)
