@@ -111,3 +111,14 @@ def test_a_total_is_the_sum_of_its_rows(page: Any) -> None:
     figures = page(Report(title="A report", tables=(table,))).execute_script(CLICK)
     assert [figure["value"] for figure in figures] == [str(3 * 10**17 + 7)]  # a peak is no sum
     assert "vision" in figures[0]["text"] and "decoder" in figures[0]["text"]
+
+
+def test_every_figure_of_a_whole_report_opens_its_witness(page: Any) -> None:
+    """Of its table of stages, FLOPs and bytes are worked out from the ops that ran."""
+    report = lpo.trace("deepseek-ocr-tiny", mode="tiny").report(device="h100-sxm").report()
+    driver = page(report)
+    figures = driver.execute_script(CLICK)
+    assert wrong(figures) == []
+    assert driver.execute_script(UNTRACED) == []
+    assert len(figures) > 500
+    assert sum("= " in figure["text"] for figure in figures) > 80
