@@ -2,8 +2,8 @@
 
     python -m benchmarks.ocr_leaderboard [--docs]
 
-Each GPU serves by itself, 128 pages at once or as many as it holds. With --docs it writes docs/data/ocr_leaderboard.json and the tables of
-docs/evidence/ocr-leaderboard.md.
+Each GPU serves by itself, 128 pages at once or as many as it holds. With --docs it writes
+docs/data/ocr_leaderboard.json and the tables of docs/evidence/ocr-leaderboard.md.
 """
 
 from __future__ import annotations
