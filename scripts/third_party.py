@@ -33,11 +33,14 @@ OURS = (
     "src/llm_perf_opt/core/callgraph/schema.json",
     "src/llm_perf_opt/formats/graph_page/*.js",
     "src/llm_perf_opt/formats/explore_page/*.js",
+    "src/llm_perf_opt/formats/page_parts/*.js",
+    "src/llm_perf_opt/formats/report_page/figures.js",
     "src/llm_perf_opt/formats/*.css",
     "src/llm_perf_opt/formats/*.jinja",
     "src/llm_perf_opt/formats/report_page/report.js",
     "src/llm_perf_opt/formats/study_page/study.js",
     "docs/images/*",  # scripts/pictures.sh
+    "docs/gallery/*.png",  # scripts/gallery.py
     "docs/data/*",  # benchmarks/ write them
     "docs/assets/iframe-worker.js",  # search of the built site, opened from a disk
     "src/llm_perf_opt/tracing/catalogue/*.trace.xz",  # scripts/catalogue_traces.py

@@ -12,7 +12,7 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.core.plugins import REPORTERS
-from llm_perf_opt.core.report import Report
+from llm_perf_opt.core.report import Column, Kind, Report, Table
 from tests.formats.made_reports import FLOPS, full_report, hostile_report, limits_report
 
 DESK, PHONE = (1280, 800), (390, 844)
@@ -159,6 +159,31 @@ def test_a_table_sorts_by_exact_values_with_the_unknown_last(opened: Open) -> No
     assert page.ask(rows) == sorted(stages)
     assert page.ask(f"{table}.tFoot.rows[0].cells[0].textContent") == "total"
     assert page.ask(f"{table}.querySelectorAll('[aria-sort]').length") == 1
+
+
+def test_a_table_copies_as_csv_what_its_filter_leaves(opened: Open) -> None:
+    rows = tuple((f"layer {number}", number * 10**6 + 1, None) for number in range(20))
+    named = (*rows, ("=1+1", 7, None), ('a "b"; @c', 8, None))
+    columns = (Column("module"), Column("FLOPs", Kind.FLOPS), Column("time", Kind.SECONDS))
+    page = opened(Report(title="A report", tables=(Table(title="Modules", columns=columns, rows=named),)))
+    page.driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+
+    def copied(words: str) -> str:
+        page.ask(f"""(() => {{
+            const box = document.querySelector('.tools input');
+            box.value = '{words}';
+            box.dispatchEvent(new Event('input'));
+            window.copied = null;
+            navigator.clipboard.writeText = async (text) => {{ window.copied = text; }};
+            document.querySelector('.tools button').click();
+        }})()""")
+        return str(page.ask("window.copied"))
+
+    assert copied("Layer 19") == '"module","FLOPs","time"\n"layer 19",19000001,'
+    assert copied("b").splitlines()[1:] == ['"a ""b""; \'@c",8,']
+    everything = copied("").splitlines()
+    assert len(everything) == 23
+    assert '"\'=1+1",7,' in everything
 
 
 def test_a_wide_picture_and_a_wide_table_scroll_by_themselves(opened: Open) -> None:

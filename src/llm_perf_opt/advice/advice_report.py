@@ -26,6 +26,12 @@ _RESIZED = (
 )
 
 
+_LADDER = "times of the traced ops, as the code runs down to the lower bound (docs/start/what-should-i-change-first.md)"
+_CHANGED = (
+    "the time before a change less the time after it, both of the rewritten trace (docs/evidence/advice-retraced.md)"
+)
+
+
 def advice_report(advice: Advice, title: str, asked: str, machine: str) -> Report:
     """Everything; the first tables make the first screen."""
     tables = [_ladder_table(advice.ladder)]
@@ -97,7 +103,9 @@ def _ladder_table(ladder: Ladder) -> Table:
         if DECODE in phases:
             cells.append(_of_phases(ladder, name, rung, is_decode=True))
         rows.append(tuple(cells))
-    return Table(title=f"Where the time goes{_tokens_text(ladder)}", columns=tuple(columns), rows=tuple(rows))
+    return Table(
+        title=f"Where the time goes{_tokens_text(ladder)}", columns=tuple(columns), rows=tuple(rows), origin=_LADDER
+    )
 
 
 def _tokens_text(ladder: Ladder) -> str:
@@ -142,7 +150,7 @@ def _changes_table(title: str, changes: Sequence[Change], advice: Advice) -> Tab
         Column("left", Kind.SECONDS),
         Column(f"{advice.currency or 'price'} per million tokens", Kind.COUNT),
     )
-    return _without_unknown(Table(title=title, columns=columns, rows=rows))
+    return _without_unknown(Table(title=title, columns=columns, rows=rows, origin=_CHANGED))
 
 
 def _without_unknown(table: Table) -> Table:
@@ -152,6 +160,7 @@ def _without_unknown(table: Table) -> Table:
         title=table.title,
         columns=tuple(table.columns[at] for at in kept),
         rows=tuple(tuple(row[at] for at in kept) for row in table.rows),
+        origin=table.origin,
     )
 
 
@@ -176,7 +185,8 @@ def _details_table(changes: Sequence[Change], advice: Advice) -> Table:
     rows = tuple(
         (one.title, one.low_s, one.after_s, one.high_s, one.step_s, one.memory_bytes, one.rests_on) for one in changes
     )
-    return _without_unknown(Table(title="What each change saves, and what that rests on", columns=columns, rows=rows))
+    title = "What each change saves, and what that rests on"
+    return _without_unknown(Table(title=title, columns=columns, rows=rows, origin=_CHANGED))
 
 
 def _stage_table(ladder: Ladder) -> Table:
@@ -198,7 +208,7 @@ def _stage_table(ladder: Ladder) -> Table:
             (bottom, stage.bottom_ns, stage.bottom_bytes, ""),
         ):
             rows.append((name, text, time_ns * _NANO, time_ns / (stage.top_ns or 1), moved, families))
-    return Table(title="The ladder of each stage, one run", columns=columns, rows=tuple(rows))
+    return Table(title="The ladder of each stage, one run", columns=columns, rows=tuple(rows), origin=_LADDER)
 
 
 def _waterfall(ladder: Ladder) -> SpanChart:

@@ -530,6 +530,7 @@ def machine_table(graphs: Sequence[CallGraph], predictions: Sequence[PredictionA
             (prediction.machine, band.name, *_times(band, has_expected), *_memory(prediction))
             for prediction, band in rows
         ),
+        origin="the chapters on speed and memory of this device, below",
     )
 
 

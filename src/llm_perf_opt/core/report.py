@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.core.units import format_count, format_ratio
+from llm_perf_opt.core.witness import Witness
 
 Cell = str | int | float | None  # None: not known, which is never the same as 0
 Item = TypeVar("Item")
@@ -179,13 +180,19 @@ class Column:
 class Table:
     """Rows of cells under typed columns; `footer` is the row of totals, or empty.
 
-    Two columns of one name, a row of the wrong length, or a word among numbers is refused where it is born.
+    `witnesses` says how the cell of a row and column comes about, where the footer is the row after the last;
+    `formulas` how a column follows from others of the same row, `{"of it": ("quotient", "needed", "memory")}`, or from
+    its total, `("share", "FLOPs")`; of all other figures `origin` says where they are from. Two columns of one name, a
+    row of the wrong length, or a word among numbers is refused where it is born.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     footer: tuple[Cell, ...] = ()
+    witnesses: Callable[[int, int], Witness | None] | None = field(default=None, compare=False, repr=False)
+    formulas: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    origin: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):
@@ -199,14 +206,34 @@ class Table:
 
 
 def table_of(
-    title: str, items: Iterable[Item], cells: Mapping[Column, Callable[[Item], Cell]], *, total: Item | None = None
+    title: str,
+    items: Iterable[Item],
+    cells: Mapping[Column, Callable[[Item], Cell]],
+    *,
+    total: Item | None = None,
+    witnesses: Mapping[str, Callable[[Item], Witness | None]] | None = None,
+    formulas: Mapping[str, tuple[str, ...]] | None = None,
+    origin: str = "",
 ) -> Table:
-    """A row for each item: every column says how its cell is read from one. `total` is the item of the last row."""
+    """A row for each item: every column says how its cell is read from one. `total` is the item of the last row.
+
+    `witnesses`: name of a column -> how the cell of an item comes about, or None.
+    """
+    items = (*items, *(() if total is None else (total,)))
+    witness_of = [(witnesses or {}).get(column.name) for column in cells]
+
+    def witness(row: int, place: int) -> Witness | None:
+        known = witness_of[place]
+        return None if known is None else known(items[row])
+
     return Table(
         title=title,
         columns=tuple(cells),
-        rows=tuple(tuple(cell(item) for cell in cells.values()) for item in items),
+        rows=tuple(tuple(cell(item) for cell in cells.values()) for item in items[: len(items) - (total is not None)]),
         footer=() if total is None else tuple(cell(total) for cell in cells.values()),
+        witnesses=witness if witnesses else None,
+        formulas=formulas or {},
+        origin=origin,
     )
 
 

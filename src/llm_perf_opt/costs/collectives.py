@@ -115,7 +115,13 @@ def collectives_table(graphs: Iterable[CallGraph]) -> Table | None:
     rows = tuple(_rows(graphs))
     if not rows:
         return None
-    return Table(title="Collectives", columns=_COLUMNS, rows=rows)
+    return Table(
+        title="Collectives",
+        columns=_COLUMNS,
+        rows=rows,
+        formulas={"payload": ("times", "count", "payload each")},
+        origin="collectives that the traced rank calls",
+    )
 
 
 def with_collectives(report: Report, graphs: Sequence[CallGraph]) -> Report:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from llm_perf_opt.core.callgraph.queries import (
 from llm_perf_opt.core.callgraph.records import CallColumns, OpKind
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, table_of
 from llm_perf_opt.core.units import format_number_of, macs_of
+from llm_perf_opt.core.witness import Witness
 from llm_perf_opt.costs.collectives import CollectiveTotal, by_stage
 from llm_perf_opt.costs.coverage import (
     UnpricedOp,
@@ -31,6 +33,7 @@ from llm_perf_opt.costs.coverage import (
     priced_total,
 )
 from llm_perf_opt.costs.memory.live_memory import memory_by_stage
+from llm_perf_opt.costs.ops_witness import ops_witness
 from llm_perf_opt.costs.parameters import count_distinct_parameters, parameters_by_stage
 from llm_perf_opt.costs.run_description import deployment_notes, run_notes, workload_note
 from llm_perf_opt.ops.cost import FREE, OpCost
@@ -195,6 +198,28 @@ _COLLECTIVE_CELLS: Mapping[Column, Callable[[StageCost], Cell]] = {  # of a rank
 _NAMED_SITES = 5
 
 
+_COUNTED = "counted in the trace: calls, distinct weights, and storages as the stage's ops make and free them"
+
+
+@dataclass(frozen=True, eq=False)
+class _StageWitnesses:
+    """The figures of the table of stages as sums over the ops of each stage."""
+
+    graphs: Sequence[CallGraph]
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def _counts(self) -> list[dict[OpKind, int]]:
+        """By row of the table: the stages that ran, phase after phase."""
+        ran = [(graph, stage.name) for graph in self.graphs for stage in stage_costs(graph).ran]
+        by_stage = {id(graph): count_kinds_by_stage(graph) for graph in self.graphs if graph.ops is not None}
+        return [by_stage.get(id(graph), {}).get(name, {}) for graph, name in ran]
+
+    def witness(self, row: int, place: int) -> Witness | None:
+        """How the cell comes about; None for the total, and for figures that are no sums over ops."""
+        return ops_witness(self._counts[row], self.columns[place].name) if row < len(self._counts) else None
+
+
 def run_costs(graphs: Sequence[CallGraph], stages: Sequence[StageCost] | None = None) -> StageCosts:
     """The stages of all phases of one run that ran, and the run; `stages` are those, if they are known already.
 
@@ -214,7 +239,8 @@ def stage_report(graphs: Sequence[CallGraph], costs: StageCosts | None = None) -
     """The stages of all phases of one run, in order; `costs` are the run's, if they are known already."""
     run = run_costs(graphs) if costs is None else costs
     cells = {**_CELLS, **_COLLECTIVE_CELLS} if run.total.collectives else _CELLS
-    table = table_of("Cost by stage", run.stages, cells, total=run.total)
+    table = table_of("Cost by stage", run.stages, cells, total=run.total, origin=_COUNTED)
+    table = replace(table, witnesses=_StageWitnesses(graphs, tuple(cells)).witness)
     model = graphs[0].model if graphs else ""
     notes = tuple(_notes(graphs, run.total))
     return Report(title=f"{model}: what runs and what it costs", tables=(table,), notes=notes)

@@ -70,7 +70,7 @@ def _totals(static: StaticCompute) -> Table:
     }
     if all(stage.phase != "decode" for stage in static.stages):
         del cells[_ACTIVE]
-    return Table(title="Totals", columns=tuple(cells), rows=(tuple(cells.values()),))
+    return Table(title="Totals", columns=tuple(cells), rows=(tuple(cells.values()),), origin=_COUNTED)
 
 
 def _stages(static: StaticCompute) -> Table:
@@ -89,9 +89,12 @@ def _stages(static: StaticCompute) -> Table:
     figures = ("activations", "bytes_moved")
     sums = (known_sum((stage.first(figure) for stage in static.stages), empty=0) for figure in figures)
     of_all = share(static.flops, static.flops)
+    table = replace(table, formulas={"share": ("share", "FLOPs")}, origin=_COUNTED)
     return replace(table, footer=("total", static.parameters, static.flops, of_all, *sums))
 
 
+_COUNTED = "the ops of the trace, each at its price by shape (docs/how/counting.md), added up"
+_COMPARED = "what the named source counts in the same run (docs/evidence/source-agreement.md)"
 _SHOWN_DIFFERENCES = 5
 _LARGEST_MODULES = 3
 
@@ -115,6 +118,7 @@ def _disagreements(static: StaticCompute) -> Iterator[Table]:
                 Column("of the stage", Kind.RATIO): lambda key: share(key[3], flops.get(key[:2])),
                 Column("cause"): lambda key: key[4],
             },
+            origin=_COMPARED,
         )
 
 
@@ -142,6 +146,7 @@ def _largest_modules(graphs: Sequence[CallGraph]) -> Iterator[Table]:
                 Column("FLOPs", Kind.FLOPS): lambda key: flops[key],
                 Column("share", Kind.RATIO): lambda key: share(flops[key], total),
             },
+            origin=f"{_COUNTED}; the ops that run directly in the module",
         )
 
 
@@ -184,6 +189,7 @@ def _stage_chapter(stage: StageCompute) -> Report:
             Column("FLOPs", Kind.FLOPS): lambda operator: operator.flops,
             Column("share", Kind.RATIO): lambda operator: share(operator.flops, stage.flops),
         },
+        origin=f"{_COUNTED}, of the stage {stage.name}",
     )
     source, partial = stage.preferred, stage.incomplete
     if source is not None:
@@ -292,6 +298,7 @@ def _runs_table(static: StaticCompute, runs: Sequence[SourceFigures]) -> Table:
             Column("parameters", Kind.COUNT): lambda run: run.parameters,
             Column("tensors"): lambda run: run.tensors,
         },
+        origin=_COMPARED,
     )
 
 
@@ -312,6 +319,7 @@ def _operators_table(stages: Sequence[SourceFigures]) -> Table:
             Column("counted by"): lambda row: row[3],
             Column("activations", Kind.COUNT): lambda row: row[4],
         },
+        origin=_COMPARED,
     )
 
 
@@ -342,6 +350,7 @@ def _modules_table(stages: Sequence[SourceFigures]) -> Table:
             Column("FLOPs, completed by us", Kind.FLOPS): lambda pair: pair[1].completed_flops,
             Column("activations", Kind.COUNT): lambda pair: pair[1].activations,
         },
+        origin=_COMPARED,
     )
 
 
@@ -363,6 +372,7 @@ def _both_table(stages: Sequence[SourceFigures]) -> Table:
             Column("MACs", Kind.MACS): lambda row: row[3] // 2,
             Column("FLOPs", Kind.FLOPS): lambda row: row[3],
         },
+        origin=_COMPARED,
     )
 
 
@@ -417,6 +427,7 @@ def source_tables(static: StaticCompute) -> Iterator[Table]:
             )
             for stage in static.stages
         ),
+        origin=_COMPARED,
     )
     if has_gaps:
         yield _incomplete_table(static)
@@ -426,6 +437,7 @@ def source_tables(static: StaticCompute) -> Iterator[Table]:
             title="Bytes moved by source",
             columns=(Column("stage"), *(Column(name, Kind.BYTES) for name in counters)),
             rows=tuple((stage.name, *_figures(stage, "bytes_moved", counters)) for stage in static.stages),
+            origin=_COMPARED,
         )
 
 
@@ -454,6 +466,7 @@ def _incomplete_table(static: StaticCompute) -> Table:
             Column("what"): lambda pair: left_out(pair[1]),
             Column("FLOPs, completed by us", Kind.FLOPS): lambda pair: pair[1].completed_flops,
         },
+        origin=_COMPARED,
     )
 
 
@@ -506,6 +519,7 @@ def _ledger_of_flops(differences: Sequence[FlopsDifference]) -> Table:
             Column("unexplained", Kind.FLOPS): lambda entry: entry.unexplained_flops if not entry.one_source else None,
             Column("cause"): _causes_text,
         },
+        origin=_COMPARED,
     )
 
 

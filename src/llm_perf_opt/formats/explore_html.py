@@ -7,7 +7,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from llm_perf_opt.formats.html_format import UNSAFE_IN_HTML, hash_source, page_file, page_script, page_template
+from llm_perf_opt.formats.html_format import (
+    SHARED,
+    UNSAFE_IN_HTML,
+    hash_source,
+    page_file,
+    page_script,
+    page_template,
+)
 from llm_perf_opt.formats.visible_text import visible
 
 FOLDER = "explore_page"
@@ -18,7 +25,7 @@ _PLOT_STYLE = page_file("plot-style.css", FOLDER)
 def explore_page_text(data: dict[str, Any]) -> str:
     """The page. Its policy lets only its own scripts and styles act, and no request leave."""
     libraries, script = page_file("vendor/plot.js", FOLDER), page_script(FOLDER)
-    style = page_file("theme.css") + page_file("explore.css", FOLDER)
+    style = page_file("theme.css") + page_file("explore.css", FOLDER) + page_file("witness.css", SHARED)
     template = page_template(FOLDER, "explore.html.jinja")
     page = template.render(
         title=visible(data["model"]),

@@ -20,8 +20,9 @@ from markupsafe import Markup
 
 from llm_perf_opt.core.graph_view import Box, Figures, GraphView, Metric, TensorGroup
 from llm_perf_opt.core.report import FIELDS, TEXTS, Note, Report, StudyView, Table
+from llm_perf_opt.core.witness import Witness
 from llm_perf_opt.formats.box_figures import WeighedDrawing, collective_facts, collectives_text
-from llm_perf_opt.formats.report_sections import contents, sections_of
+from llm_perf_opt.formats.report_sections import Section, contents, sections_of
 from llm_perf_opt.formats.svg_style import palette, scoped_style_sheet, stage_colours
 from llm_perf_opt.formats.visible_text import visible
 
@@ -32,7 +33,7 @@ def hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-REPORT_PAGE = "report_page"
+REPORT_PAGE, SHARED = "report_page", "page_parts"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|function|class) )", re.MULTILINE)
 
@@ -58,9 +59,11 @@ def _finalized(value: Any) -> Any:
 
 
 def page_modules(folder: str = "graph_page") -> dict[str, str]:
-    """Name -> text of every module of a page, each after those that it imports."""
+    """Name -> text of every module of a page, each after those that it imports; what it lacks is a shared part."""
     entries = files("llm_perf_opt.formats").joinpath(folder).iterdir()
     texts = {entry.name: page_file(entry.name, folder) for entry in entries if entry.name.endswith(".js")}
+    while lacking := {name for text in texts.values() for name in _IMPORT.findall(text)} - texts.keys():
+        texts |= {name: page_file(name, SHARED) for name in lacking}
     needs = {name: sorted(_IMPORT.findall(text)) for name, text in sorted(texts.items())}
     return {name: texts[name] for name in TopologicalSorter(needs).static_order()}
 
@@ -125,18 +128,37 @@ class HtmlReport:
 
         Inside a notebook it has no contents and no second drawing of a chart, and its frame grows with it.
         """
-        section = sections_of(report)
-        script, style = page_file("report.js", REPORT_PAGE), _style(_stages(report))
+        section = sections_of(report, is_traced=not in_notebook)
+        script = page_script(REPORT_PAGE) if section.figures else page_file("report.js", REPORT_PAGE)
+        style = _style(_stages(report))
         page = page_template(REPORT_PAGE, "report.html.jinja").render(
             section=section,
             contents=() if in_notebook else contents(section),
             in_notebook=in_notebook,
+            witnesses=Markup(_witnesses_json(section)),  # no character of HTML is left in it
             script=Markup(script),  # a file of this package
             style=Markup(style),  # likewise
             script_hash=hash_source(script),
             style_hash=hash_source(style),
         )
         return page.strip() + "\n"
+
+
+def _witnesses_json(section: Section) -> str:
+    """The trees of all figures by their numbers, as ASCII that may stand inside a `<script>` element."""
+    words = _Table[str]()
+
+    def tree(witness: Witness, is_whole: bool) -> list[object]:
+        named = (words.number(visible(text)) for text in (witness.name, witness.unit, witness.origin))
+        if not witness.operation:
+            return [*named, -1, str(witness.value) if is_whole else witness.value]
+        return [*named, words.number(witness.operation), *(tree(part, is_whole) for part in witness.parts)]
+
+    figures = [
+        [words.number(figure.label), tree(figure.witness, figure.witness.is_whole)] for figure in section.figures
+    ]
+    data = {"words": list(words.number_of), "figures": figures}
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(UNSAFE_IN_HTML)
 
 
 def _stages(report: Report) -> int:
@@ -148,7 +170,11 @@ def _stages(report: Report) -> int:
 def _style(stages: int) -> str:
     drawing = scoped_style_sheet(palette(stages), ".drawing") if stages else ""
     return (
-        page_file("theme.css") + page_file("report.css", REPORT_PAGE) + page_file("charts.css", REPORT_PAGE) + drawing
+        page_file("theme.css")
+        + page_file("witness.css", SHARED)
+        + page_file("report.css", REPORT_PAGE)
+        + page_file("charts.css", REPORT_PAGE)
+        + drawing
     )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from markupsafe import Markup, escape
 
 from llm_perf_opt.core.graph_view import GraphView
 from llm_perf_opt.core.report import Cell, Chart, Column, Kind, Level, LineChart, Listing, Note, Report, Table
+from llm_perf_opt.core.witness import Number, Witness, worked_out
 from llm_perf_opt.formats.chart_svg import chart_svg
 from llm_perf_opt.formats.chart_table import has_few_points, short_tables
 from llm_perf_opt.formats.picture import Hues, hues_of
 from llm_perf_opt.formats.svg_format import SvgDrawing
-from llm_perf_opt.formats.visible_text import UNKNOWN, cell_text, exact_text, shortened, visible
+from llm_perf_opt.formats.visible_text import BASE_UNITS, UNKNOWN, cell_text, exact_text, shortened, visible
 
 _DEEPEST = 6
 _PICTURE_WIDTH = 938.0  # of the column in a window of 1280 pixels
@@ -26,16 +27,27 @@ _SHORT_PATH = 16
 _LONG_CELL = 36  # characters, from which on a column must not become narrow
 _TALL = 14  # rows, from which on a table scrolls in a window of its own
 _BREAKS = re.compile(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=\D\.)(?=\d)")
+_BLANK = "(no title)"
 _MANY_POINTS = "The formats json and csv have every point."
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCell:
-    """A cell's text, its tooltip and its classes."""
+    """A cell's text, its tooltip and its classes; `figure` is the number of its witness, or None."""
 
     text: str | Markup
     exact: str
     classes: str
+    figure: int | None = None
+    value: Number | None = None  # of a figure
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFigure:
+    """A figure that can be clicked, by what it is called, and how it comes about."""
+
+    label: str
+    witness: Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,7 @@ class Section:
     sections: tuple[Section, ...]
     listings: tuple[ShownListing, ...] = ()
     answer: tuple[str, ...] = ()
+    figures: tuple[ShownFigure, ...] = ()  # of the whole report, by their numbers
 
     @property
     def inner_level(self) -> int:
@@ -141,9 +154,10 @@ class ContentsEntry:
     entries: tuple[ContentsEntry, ...] = ()
 
 
-def sections_of(report: Report) -> Section:
-    """The whole report; the same report gives the same addresses."""
-    return _Sections(hues_of(report)).section(report, 1)
+def sections_of(report: Report, *, is_traced: bool = False) -> Section:
+    """The whole report; the same report gives the same addresses. `is_traced`: figures lead to their witnesses."""
+    sections = _Sections(hues_of(report), is_traced=is_traced)
+    return replace(sections.section(report, 1), figures=tuple(sections.figures))
 
 
 def contents(section: Section) -> tuple[ContentsEntry, ...]:
@@ -164,15 +178,22 @@ def _shown_title(title: str) -> str:
     return shortened(visible(title), _LONGEST_TITLE)
 
 
+def _heading(title: str) -> str:
+    """A heading that a screen reader can say."""
+    return _shown_title(title) if title.strip() else _BLANK
+
+
 def _entry_title(title: str) -> str:
-    return shortened(visible(title), _LONGEST_ENTRY)
+    return shortened(_heading(title), _LONGEST_ENTRY)
 
 
 class _Sections:
     """Gives out addresses, each one once."""
 
-    def __init__(self, hues: Hues) -> None:
+    def __init__(self, hues: Hues, *, is_traced: bool) -> None:
         self._hues = hues
+        self._is_traced = is_traced
+        self.figures: list[ShownFigure] = []
         self._ids: set[str] = set()
         self._warnings = count(1)
 
@@ -183,7 +204,7 @@ class _Sections:
         links = {chapter.title: section.id for chapter, section in zip(report.chapters, sections, strict=True)}
         return Section(
             id=address,
-            title=_shown_title(report.title),
+            title=_heading(report.title),
             level=min(level, _DEEPEST),
             charts=tuple(map(self._chart, report.charts)),
             tables=tuple(self._table(table, self._id(table.title), links) for table in report.tables),
@@ -201,7 +222,7 @@ class _Sections:
         words = (chart.caption, *drawn.remarks, "" if is_short else _MANY_POINTS)
         return ShownChart(
             id=self._id(chart.title),
-            title=_shown_title(chart.title),
+            title=_heading(chart.title),
             wide=Markup(drawn.wide),  # escaped where each name enters
             narrow=Markup(drawn.narrow),  # likewise
             words=tuple(word for word in words if word),
@@ -216,8 +237,8 @@ class _Sections:
             id=address,
             title=_shown_title(table.title),
             columns=tuple(ShownCell(column.name, "", _classes(column)) for column in table.columns),
-            rows=tuple(tuple(_cells(table, row, links)) for row in table.rows),
-            footer=tuple(_cells(table, table.footer, links)) if table.footer else (),
+            rows=tuple(tuple(self._cells(table, number, links)) for number in range(len(table.rows))),
+            footer=tuple(self._cells(table, len(table.rows), links)) if table.footer else (),
             is_tall=len(table.rows) > _TALL,
         )
 
@@ -236,25 +257,91 @@ class _Sections:
         self._ids.add(free_name)
         return free_name
 
+    def _cells(self, table: Table, number: int, links: Mapping[str, str]) -> Iterator[ShownCell]:
+        """Of a row; the footer is the one after the last."""
+        row = _row(table, number)
+        for place, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+            if cell is None:
+                yield ShownCell(UNKNOWN, "not known", f"{_classes(column)} unknown".lstrip())
+            elif isinstance(cell, str) and cell in links:
+                link = Markup('<a href="#{}">{}</a>').format(links[cell], _heading(cell))
+                yield ShownCell(link, "", "")
+            elif isinstance(cell, str):
+                short = shortened(visible(cell), _LONGEST_CELL)
+                classes = "long" if len(short) > _LONG_CELL else ""
+                yield ShownCell(_breakable(short), cell if short != visible(cell) else "", classes)
+            else:
+                text, exact = cell_text(cell, column.kind), exact_text(cell, column.kind)
+                figure = self._figure(table, number, place, cell)
+                yield ShownCell(text, exact if exact != text else "", _classes(column), figure, cell)
+
+    def _figure(self, table: Table, number: int, place: int, cell: Number) -> int | None:
+        """The number of a figure that can be traced back, in the order in which they stand on the page."""
+        if not self._is_traced:
+            return None
+        column = table.columns[place]
+        known = (
+            _witness(table, number, place),
+            _by_formula(table, number, place),
+            _sum_of_column(table, number, place),
+        )
+        witness = next((one for one in known if one is not None and one.gives(cell)), None)
+        if witness is None and (not table.origin or (witness := _given(table, number, place)) is None):
+            return None
+        first = _row(table, number)[0]
+        name = f"{first}, {column.name}" if isinstance(first, str) else column.name
+        self.figures.append(ShownFigure(shortened(visible(name), _LONGEST_TITLE), witness))
+        return len(self.figures) - 1
+
+
+def _row(table: Table, number: int) -> tuple[Cell, ...]:
+    return table.rows[number] if number < len(table.rows) else table.footer
+
+
+def _witness(table: Table, number: int, place: int) -> Witness | None:
+    return None if table.witnesses is None else table.witnesses(number, place)
+
+
+def _given(table: Table, number: int, place: int) -> Witness | None:
+    """A cell as it stands in the table, with the table's origin; None where it is not known."""
+    value, column = _row(table, number)[place], table.columns[place]
+    if not isinstance(value, int | float):
+        return None
+    return Witness(column.name, value, BASE_UNITS.get(column.kind, ""), table.origin or f"the table {table.title!r}")
+
+
+def _by_formula(table: Table, number: int, place: int) -> Witness | None:
+    """From other cells of the row, or from the total of a column; None where one of them is not known."""
+    column = table.columns[place]
+    if (formula := table.formulas.get(column.name)) is None:
+        return None
+    operation, *names = formula
+    places = {other.name: at for at, other in enumerate(table.columns)}
+    cells = [(number, places[name]) for name in names if name in places]
+    if operation == "share":
+        cells, operation = [*cells, (len(table.rows), cells[0][1])], "quotient"
+    parts = [_witness(table, *cell) or _given(table, *cell) for cell in cells if _row(table, cell[0])]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(cells) or (operation == "quotient" and not known[1].value):
+        return None
+    return worked_out(operation, column.name, known, BASE_UNITS.get(column.kind, ""))
+
+
+def _sum_of_column(table: Table, number: int, place: int) -> Witness | None:
+    """Of a footer, the rows above it; each is named as it stands in the table, with its own witness."""
+    if number < len(table.rows) or table.columns[place].kind is Kind.TEXT:
+        return None
+    unit = BASE_UNITS.get(table.columns[place].kind, "")
+    parts = [
+        _witness(table, above, place) or Witness(str(row[0]), value, unit, f"this row of {table.title!r}")
+        for above, row in enumerate(table.rows)
+        if isinstance(value := row[place], int | float)
+    ]
+    return worked_out("sum", f"total of {table.columns[place].name}", parts, unit) if parts else None
+
 
 def _picture(view: GraphView) -> Markup:
     return Markup(SvgDrawing().embedded(view, _PICTURE_WIDTH))  # escaped where each name enters
-
-
-def _cells(table: Table, row: tuple[Cell, ...], links: Mapping[str, str]) -> Iterator[ShownCell]:
-    for column, cell in zip(table.columns, row, strict=True):
-        if cell is None:
-            yield ShownCell(UNKNOWN, "not known", f"{_classes(column)} unknown".lstrip())
-        elif isinstance(cell, str) and cell in links:
-            link = Markup('<a href="#{}">{}</a>').format(links[cell], _shown_title(cell))
-            yield ShownCell(link, "", "")
-        elif isinstance(cell, str):
-            short = shortened(visible(cell), _LONGEST_CELL)
-            classes = "long" if len(short) > _LONG_CELL else ""
-            yield ShownCell(_breakable(short), cell if short != visible(cell) else "", classes)
-        else:
-            text, exact = cell_text(cell, column.kind), exact_text(cell, column.kind)
-            yield ShownCell(text, exact if exact != text else "", _classes(column))
 
 
 def _breakable(text: str) -> str | Markup:

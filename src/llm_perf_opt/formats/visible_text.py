@@ -28,7 +28,7 @@ _FORMATS: MappingProxyType[Kind, Callable[[float], str]] = MappingProxyType(
         Kind.RATIO: units.format_ratio,
     }
 )
-_BASE_UNITS: MappingProxyType[Kind, str] = MappingProxyType(
+BASE_UNITS: MappingProxyType[Kind, str] = MappingProxyType(
     {
         Kind.FLOPS: "FLOP",
         Kind.MACS: "MAC",
@@ -56,7 +56,7 @@ def cell_text(cell: Cell, kind: Kind) -> str:
 
 def exact_text(cell: float, kind: Kind) -> str:
     """`1,139,967,033,344 FLOP`: every digit, in the base unit."""
-    return f"{cell:,} {_BASE_UNITS.get(kind, '')}".rstrip()
+    return f"{cell:,} {BASE_UNITS.get(kind, '')}".rstrip()
 
 
 # Counts and words need no unit; "bytes moved" already has one.

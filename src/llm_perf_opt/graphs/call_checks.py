@@ -136,6 +136,7 @@ def call_table(checks: Sequence[CallCheck]) -> Table:
             Column("found", Kind.COUNT): lambda check: check.found,
             Column("result"): lambda check: OK if check.is_as_expected else f"{check.difference:+,}",
         },
+        origin="module calls in the trace",
     )
 
 

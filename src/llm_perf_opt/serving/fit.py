@@ -284,6 +284,10 @@ def serving_fit_table(fits: Sequence[ServingFit]) -> Table:
             Column("room for cache", Kind.BYTES): lambda fit: fit.room_bytes,
             Column("cache asked for", Kind.BYTES): lambda fit: fit.cache_bytes,
         },
+        formulas={
+            "room for cache": ("difference", "share in use", "engine weights", "working memory", "outside PyTorch")
+        },
+        origin="what an engine keeps on each GPU (docs/how/memory.md)",
     )
 
 

@@ -362,7 +362,7 @@ def what_if_report(title: str, rows: Sequence[AttentionWhatIf], machine: str | N
         cells[Column("data sheet high", Kind.SECONDS)] = lambda row: row[0].high_s
     return Report(
         title=title,
-        tables=(table_of(TABLE, merged, cells), _alone_table(merged, has_times=machine is not None)),
+        tables=(table_of(TABLE, merged, cells, origin=_ORIGIN), _alone_table(merged, has_times=machine is not None)),
         notes=tuple(_notes(rows, machine)),
     )
 
@@ -381,10 +381,11 @@ def _alone_table(merged: Sequence[Merged], *, has_times: bool) -> Table:
     if has_times:
         cells[Column("device time, low", Kind.SECONDS)] = lambda row: row[0].alone.low_s
         cells[Column("device time, high", Kind.SECONDS)] = lambda row: row[0].alone.high_s
-    return table_of(ALONE_TABLE, [row for row in merged if row[0].stage != ALL], cells)
+    return table_of(ALONE_TABLE, [row for row in merged if row[0].stage != ALL], cells, origin=_ORIGIN)
 
 
 TABLE = "Attention: what if"
+_ORIGIN = "the ops of the trace with its attention as named, at their prices and data-sheet times"
 ALONE_TABLE = "Attention by itself"
 Merged = tuple[AttentionWhatIf, str, str]  # the figures, the cases that have them, and where they come from
 

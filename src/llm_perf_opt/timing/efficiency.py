@@ -339,4 +339,10 @@ def roofline_table(ops: Sequence[OpRoofline]) -> Table:
         )
         for op in ops
     )
-    return Table(title="Ops that take longest at the roof", columns=columns, rows=rows)
+    return Table(
+        title="Ops that take longest at the roof",
+        columns=columns,
+        rows=rows,
+        formulas={"FLOPs per byte": ("quotient", "FLOPs each", "bytes each")},
+        origin="the price of the op by its shapes, over the data sheet's peak and bandwidth",
+    )

@@ -26,6 +26,10 @@ from llm_perf_opt.timing.lower_bound import BoundBy, is_known
 from llm_perf_opt.timing.predict import StageTime, predict, total_wall
 from llm_perf_opt.timing.rates import NOTHING, Band, RateSource
 
+_PREDICTED = (
+    "work of the traced ops over the rates of the device, and the host's launches (docs/start/how-fast-could-it-be.md)"
+)
+
 
 def origin_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
     """The share of the expected kernel time by where it came from; nothing where a source keeps no origin."""
@@ -39,6 +43,7 @@ def origin_tables(stages: Sequence[StageTime]) -> Iterator[Table]:
             title="Where kernel times come from",
             columns=(Column("stage"), *(Column(name, Kind.RATIO) for name in names)),
             rows=tuple((stage.name, *(stage.by_origin.get(name, 0.0) for name in names)) for stage in stages),
+            origin="expected kernel time of the stage from this origin over all of it",
         )
 
 
@@ -381,6 +386,7 @@ def _stage_table(title: str, stages: Sequence[StageTime], columns: Iterable[_Sta
         columns=tuple(column.column for column in shown),
         rows=tuple(tuple(column.cell(stage) for column in shown) for stage in stages),
         footer=tuple(column.total(stages) for column in shown) if stages else (),
+        origin=_PREDICTED,
     )
 
 
@@ -430,7 +436,7 @@ def _detail_table(stages: Sequence[StageTime]) -> Table:
         for stage in stages
     )
     columns = (Column("stage"), *(Column(*name) for name in names))
-    return Table(title="Where the lower bound, low and high come from", columns=columns, rows=rows)
+    return Table(title="Where the lower bound, low and high come from", columns=columns, rows=rows, origin=_PREDICTED)
 
 
 def _communication_tables(stages: Sequence[StageTime]) -> Iterator[Table]:

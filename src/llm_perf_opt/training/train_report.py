@@ -145,6 +145,10 @@ def _hours(seconds: float) -> str:
     return f"{three_digits(hours / 24)} days" if hours > _DAY_HOURS else f"{three_digits(hours)} h"
 
 
+_FULLEST = "memory of the fullest rank at its fullest moment (docs/start/does-my-fine-tune-fit.md)"
+_TIMED = "kernels and collectives of one step of a rank (docs/evidence/training-records.md)"
+
+
 def _memory_table(best: Candidate) -> Table:
     memory, device = best.memory, best.run.cluster.device
     rows: list[tuple[Cell, ...]] = [(str(kind), round(size)) for kind, size in memory.by_kind.items() if size]
@@ -155,7 +159,8 @@ def _memory_table(best: Candidate) -> Table:
         ("taken", round(memory.taken)),
         (f"memory of {device.id}", device.memory_bytes),
     ]
-    return Table(title=MEMORY, columns=(Column("kind"), Column("bytes", Kind.BYTES)), rows=tuple(rows))
+    columns = (Column("kind"), Column("bytes", Kind.BYTES))
+    return Table(title=MEMORY, columns=columns, rows=tuple(rows), origin=f"{_FULLEST}; the GPU's is its data sheet's")
 
 
 def _times(trained: Trained) -> Iterator[Table]:
@@ -171,7 +176,7 @@ def _times(trained: Trained) -> Iterator[Table]:
     )
     rows = [_phase_row(str(phase), band, time.seconds) for phase, band in time.phases.items() if band.high > 0]
     rows.append(_phase_row("step", time.band, time.seconds))
-    yield Table(title=STEP, columns=columns, rows=tuple(rows))
+    yield Table(title=STEP, columns=columns, rows=tuple(rows), origin=_TIMED)
     if trained.peak_flops_per_s is not None:
         yield _ladder(trained, trained.peak_flops_per_s)
     if time.collectives:
@@ -200,7 +205,8 @@ def _ladder(trained: Trained, peak: int) -> Table:
         whole = run.step_tokens / trained.measured_tokens_per_s
         rows.append(("your run beyond the prediction", whole - time.seconds))
     columns = (Column("part of a step"), Column("time", Kind.SECONDS), Column("share", Kind.RATIO))
-    return Table(title=WHY, columns=columns, rows=tuple((name, part, part / whole) for name, part in rows))
+    cells = tuple((name, part, part / whole) for name, part in rows)
+    return Table(title=WHY, columns=columns, rows=cells, origin=_TIMED)
 
 
 def _links(best: Candidate) -> Table:
@@ -226,7 +232,7 @@ def _links(best: Candidate) -> Table:
         )
         for timed in best.time.collectives
     )
-    return Table(title=LINKS, columns=columns, rows=rows)
+    return Table(title=LINKS, columns=columns, rows=rows, origin=_TIMED)
 
 
 def _flops(trained: Trained) -> Table:
@@ -248,12 +254,13 @@ def _flops(trained: Trained) -> Table:
         )
         for row in conventions(trained.shape, trained.best.run).values()
     )
-    return Table(title=FLOPS, columns=columns, rows=rows)
+    return Table(title=FLOPS, columns=columns, rows=rows, origin="FLOPs of a token by this convention, and the step")
 
 
 def _limits(trained: Trained) -> Table:
     rows = tuple((name, size) for name, size in trained.largest.items() if size is not None)
-    return Table(title=LIMITS, columns=(Column("with the rest as above"), Column("largest", Kind.COUNT)), rows=rows)
+    columns = (Column("with the rest as above"), Column("largest", Kind.COUNT))
+    return Table(title=LIMITS, columns=columns, rows=rows, origin=f"the largest with which it still fits: {_FULLEST}")
 
 
 def _faster(changes: Sequence[FasterRun]) -> Table:
@@ -298,7 +305,7 @@ def _search(candidates: Sequence[Candidate]) -> Table:
         )
         for each in candidates[:_MOST_RUNS]
     )
-    return Table(title=SEARCH, columns=columns, rows=rows)
+    return Table(title=SEARCH, columns=columns, rows=rows, origin=f"{_TIMED}; {_FULLEST}")
 
 
 def _notes(best: Candidate) -> Iterator[Note]:

@@ -119,6 +119,11 @@ def _attention_peak(graph: CallGraph, curve: Timeline, stage: str, paths: Sequen
     )
 
 
+_LIVE = (
+    "storages that live at that op of the trace, each from the op that makes it to its last use (docs/how/memory.md)"
+)
+
+
 def attention_table(cases: Sequence[AttentionCase]) -> Table:
     """One row per case and form."""
     forms = ((case, *form) for case in cases for form in (("eager", case.eager), ("fused", case.fused)))
@@ -133,6 +138,7 @@ def attention_table(cases: Sequence[AttentionCase]) -> Table:
             Column("peak of the stage", Kind.BYTES): lambda row: None if row[2] is None else row[2].stage_bytes,
             Column("modules"): lambda row: row[0].modules,
         },
+        origin=_LIVE,
     )
 
 
@@ -231,6 +237,7 @@ def _cache_table(cache: TracedKvCache) -> Table:
             Column("before the first decode step", Kind.BYTES): lambda cache: cache.bytes,
             Column("per token", Kind.BYTES): lambda cache: cache.bytes_per_token,
         },
+        origin="keys, values and states that the traced decode step reads",
     )
 
 
@@ -247,6 +254,7 @@ def _stage_table(stages: Sequence[StageMemory]) -> Table:
             Column("module at the peak"): lambda stage: stage.peak.path,
             Column("op at the peak"): lambda stage: stage.peak.op,
         },
+        origin=_LIVE,
     )
 
 
@@ -263,7 +271,7 @@ def _alive_table(phase: str, peak: Peak) -> Table:
     if rest:
         rows.append(("all others", sum(item.count for item in rest), sum(item.bytes for item in rest), "", ""))
     total = ("total", sum(item.count for item in peak.alive), sum(item.bytes for item in peak.alive), "", "")
-    return Table(title=f"Alive at the peak of {phase}", columns=columns, rows=tuple(rows), footer=total)
+    return Table(title=f"Alive at the peak of {phase}", columns=columns, rows=tuple(rows), footer=total, origin=_LIVE)
 
 
 def _whole_chart(phase: PhaseMemory) -> Iterator[Chart]:

@@ -226,13 +226,28 @@ _NEED = (
 )
 
 
+_LIVE = "storages that live at the peak of the trace, with the weights and buffers of the model (docs/how/memory.md)"
+_FORMULAS = {
+    "needed in all": ("sum", *(column.name for column in _NEED[1:])),
+    "of the device": ("quotient", "needed in all", "device memory"),
+}
+
+
 def need_table(memory: RunMemory, device: Device | None = None) -> Table:
     """A row per phase, the answer first; a device adds whether it fits, the share that is needed, and its memory."""
     if device is None:
         rows = tuple((phase.phase, *_need(phase)) for phase in memory.phases)
-        return Table(title="Memory that a device needs", columns=(_PHASE, *_NEED), rows=rows)
+        return Table(
+            title="Memory that a device needs", columns=(_PHASE, *_NEED), rows=rows, formulas=_FORMULAS, origin=_LIVE
+        )
     rows = tuple((phase.phase, *_answer(phase, device), *_need(phase)) for phase in memory.phases)
-    return Table(title=f"Does this forward fit on {device.name}?", columns=(_PHASE, *_ANSWER, *_NEED), rows=rows)
+    return Table(
+        title=f"Does this forward fit on {device.name}?",
+        columns=(_PHASE, *_ANSWER, *_NEED),
+        rows=rows,
+        formulas=_FORMULAS,
+        origin=f"{_LIVE}; the memory of the device is its data sheet's",
+    )
 
 
 def _need(phase: PhaseMemory) -> tuple[Cell, ...]:

@@ -350,6 +350,7 @@ def necessary_table(stages: Sequence[StageNeeds]) -> Table:
             Column("of it weights", Kind.BYTES): lambda row: None if row[1] is None else row[1].weight_bytes,
             Column("of it cache", Kind.BYTES): lambda row: None if row[1] is None else row[1].cache_bytes,
         },
+        origin="what any implementation must compute and read of the traced ops (docs/how/necessary-work.md)",
     )
     columns = [[cell for cell in column if not isinstance(cell, str)] for column in zip(*table.rows, strict=True)]
     return replace(table, footer=("total", *map(known_sum, columns[1:]))) if stages else table

@@ -1,4 +1,4 @@
-// The page reads without this script; with it tables can be sorted, the theme switched, and the contents follow.
+// The page reads without this script; with it tables sort, filter and copy, the theme switches, the contents follow.
 "use strict";
 {
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
@@ -45,6 +45,55 @@
       header.append(button);
       button.addEventListener("click", () => sortBy(table, place, header));
     });
+  }
+
+  // As the format csv writes it: numbers in base units, words quoted, nothing unknown, and no cell begins a formula.
+  function csvCell(cell) {
+    const value = valueOf(cell);
+    if (value === null) return "";
+    if (typeof value === "number") return String(value);
+    const text = (cell.title || value).replaceAll('"', '""').replace(/(;\s*)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])/g, "$1'");
+    return `"${/^\s*[=+\-@\uff1d\uff0b\uff0d\uff20]/.test(text) ? "'" : ""}${text}"`;
+  }
+
+  function csvOf(table) {
+    const heads = [...table.tHead.rows[0].cells].map((cell) => `"${cell.textContent.replaceAll('"', '""')}"`).join(",");
+    const rows = [...table.tBodies[0].rows, ...(table.tFoot?.rows ?? [])].filter((row) => !row.hidden);
+    return [heads, ...rows.map((row) => [...row.cells].map(csvCell).join(","))].join("\n");
+  }
+
+  async function copy(button, table) {
+    try {
+      await navigator.clipboard.writeText(csvOf(table));
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "The browser refuses to copy";
+    }
+    setTimeout(() => { button.textContent = "Copy as CSV"; }, 2000);
+  }
+
+  function filterRows(table, words) {
+    for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(words.trim().toLowerCase());
+  }
+
+  function addTools(frame) {
+    const table = frame.querySelector("table");
+    const tools = document.createElement("div");
+    const button = document.createElement("button");
+    tools.className = "tools";
+    button.type = "button";
+    button.textContent = "Copy as CSV";
+    button.addEventListener("click", () => copy(button, table));
+    if (frame.querySelector(".tall")) {
+      const box = document.createElement("input");
+      box.type = "search";
+      box.placeholder = "Filter rows";
+      box.setAttribute("aria-label", `Filter rows of ${frame.firstElementChild.getAttribute("aria-label")}`);
+      box.addEventListener("input", () => filterRows(table, box.value));
+      tools.append(box);
+    }
+    tools.append(button);
+    frame.before(tools);
   }
 
   // The entry of the last heading above the middle of the window.
@@ -104,6 +153,7 @@
   all("main table").forEach(makeSortable);
   all("details.contents").forEach(closeAfterChoice);
   all(".scroll").forEach(followScrolling);
+  if (!("notebook" in root.dataset)) all(".card > .scroll").forEach(addTools);
   followReading();
   if ("notebook" in root.dataset) growFrame();
   addEventListener("hashchange", openToHash);

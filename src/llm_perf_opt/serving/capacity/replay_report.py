@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.report import Axis, Cell, Chart, Column, Kind, Line, LineChart, Mark, Span, SpanChart, Table
 from llm_perf_opt.core.units import format_count, format_number_of, format_ratio, format_seconds
+from llm_perf_opt.core.witness import Witness, share_of, worked_out
 from llm_perf_opt.serving.capacity.outcome import DAY_S, Percentiles, ReplayOutcome, Slo
 from llm_perf_opt.serving.requests import EngineSteps, Replayed
 
@@ -119,7 +120,17 @@ def shares_table(seconds: Mapping[str, float], name: str) -> Table:
     total_s = sum(seconds.values())
     rows = [(kind, time, time / total_s) for kind, time in sorted(seconds.items(), key=lambda share: -share[1]) if time]
     columns = (Column("work"), Column("seconds", Kind.SECONDS), Column("share", Kind.RATIO))
-    return Table(title=f"{SHARES}, {name}", columns=columns, rows=tuple(rows), footer=("mean step", total_s, 1.0))
+    origin = "times of the step's kernels, as shares of the mean step"
+    parts = [Witness(kind, time, "s", origin) for kind, time, _ in rows]
+    total = worked_out("sum", "mean step", parts, "s", origin)
+    figures = [*parts, total]
+    return Table(
+        title=f"{SHARES}, {name}",
+        columns=columns,
+        rows=tuple(rows),
+        footer=("mean step", total_s, 1.0),
+        witnesses=lambda row, place: figures[row] if place == 1 else share_of(figures[row], total),
+    )
 
 
 def rounded_or_none(number: float | None) -> float | None:

@@ -20,9 +20,18 @@ from llm_perf_opt.core.report import (
     three_digits,
 )
 from llm_perf_opt.core.units import format_number_of, format_seconds
+from llm_perf_opt.core.witness import Witness
 from llm_perf_opt.serving.capacity.outcome import TIMES, ReplayOutcome
 from llm_perf_opt.serving.capacity.replay_report import rounded_or_none
 from llm_perf_opt.serving.capacity.sizing import NO_LIMIT, Demand, ServedTime, SizedFleet
+from llm_perf_opt.serving.capacity.sizing_witness import (
+    PLAN_WITNESSES,
+    at_share,
+    banded_witnesses,
+    choice_witnesses,
+    tpot,
+    ttft,
+)
 
 CHOICES, PLANS = "GPUs side by side", "Every plan that fits"
 REPLAYED = "Steady state and replay through vLLM's scheduler"
@@ -220,7 +229,7 @@ def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
             Column("$/1M out", Kind.COUNT): lambda fleet: rounded_or_none(fleet.cost_per_million_output),
         }
     cells[Column("bottleneck")] = limit_text
-    return table_of(CHOICES, fleets, cells)
+    return table_of(CHOICES, fleets, cells, witnesses=choice_witnesses(demand.share))
 
 
 def plans_table(fleets: Sequence[SizedFleet]) -> Table:
@@ -249,6 +258,7 @@ def plans_table(fleets: Sequence[SizedFleet]) -> Table:
                 fleet.output_tokens_per_s / fleet.gpus
             ),
         },
+        witnesses=PLAN_WITNESSES,
     )
 
 
@@ -280,17 +290,31 @@ def change_text_of(before: float, after: float) -> str:
 def bands_table(fleet: SizedFleet, demand: Demand) -> Table:
     """The times of the best fleet with their low and high estimates, and the steps that they are made of."""
     rows: list[tuple[Cell, ...]] = []
+    traced: list[tuple[Witness, ...]] = []
+    medians = {"TTFT": ttft, "TPOT": tpot}
+    tail = f"p{demand.share * 100:g}"
     for name, time in _times(fleet, demand).items():
         factor = time.at_share_s / time.expected_s
-        rows.append((name, "median", time.expected_s, time.band.low, time.band.high))
-        band = (time.band.low * factor, time.band.high * factor)
-        rows.append((name, f"p{demand.share * 100:g}", time.at_share_s, *band))
-    state = fleet.state
-    rows.append(("decode step", counted(state.sequences, "sequence"), state.plain_s, None, None))
-    rows.append(("prefill of one prompt", "alone", state.alone_s, None, None))
+        median, late = medians[name](fleet), at_share(name, time.at_share_s, demand.share)
+        for what, of, scale in (("median", median, 1.0), (tail, late, factor)):
+            expected_s, low, high = of.value, time.band.low * scale, time.band.high * scale
+            rows.append((name, what, expected_s, low, high))
+            traced.append(banded_witnesses(of, low, high, name))
+    state, origin = fleet.state, fleet.candidate.replica.table.origin
+    for name, what, seconds in (
+        ("decode step", counted(state.sequences, "sequence"), state.plain_s),
+        ("prefill of one prompt", "alone", state.alone_s),
+    ):
+        rows.append((name, what, seconds, None, None))
+        traced.append((Witness(name, seconds, "s", f"step table: {origin}"),))
     columns = (Column("time"), Column("of requests"))
     figures = tuple(Column(name, Kind.SECONDS) for name in ("expected", "low", "high"))
-    return Table(title="Times of requests", columns=(*columns, *figures), rows=tuple(rows))
+    return Table(
+        title="Times of requests",
+        columns=(*columns, *figures),
+        rows=tuple(rows),
+        witnesses=lambda row, place: traced[row][place - 2],
+    )
 
 
 def frontier_chart(fleets: Sequence[SizedFleet], best: SizedFleet | None) -> Chart | None:

@@ -60,11 +60,23 @@ def time_to_first(tpot_s: float, prompt_s: float, in_flight: int, shares: FirstT
     Hardly any record has fewer than four. A request alone meets no prompt of another: it takes its own prompt and a
     step, and with two or three in flight the time is in between.
     """
-    waiting = shares.prompts + shares.prompts_of_others * in_flight
-    fitted_s = shares.constant_s + waiting * prompt_s + shares.steps * tpot_s
-    alone_s = shares.constant_s + prompt_s + tpot_s
+    return sum(first_token_parts(tpot_s, prompt_s, in_flight, shares).values())
+
+
+def first_token_parts(tpot_s: float, prompt_s: float, in_flight: int, shares: FirstToken) -> dict[str, float]:
+    """What that time is spent on, in seconds."""
+    fitted = {
+        "constant": shares.constant_s,
+        "own prompt": shares.prompts * prompt_s,
+        "prompts of others": shares.prompts_of_others * in_flight * prompt_s,
+        "steps": shares.steps * tpot_s,
+    }
+    alone = {"constant": shares.constant_s, "own prompt": prompt_s, "steps": tpot_s}
+    fitted_s, alone_s = sum(fitted.values()), sum(alone.values())
+    if fitted_s < alone_s:
+        return fitted if fitted_s >= prompt_s else {"own prompt": prompt_s}
     share = min(1.0, (in_flight - 1) / (_FEWEST_IN_FLIGHT - 1))
-    return max(fitted_s, prompt_s) if fitted_s < alone_s else alone_s + share * (fitted_s - alone_s)
+    return {name: alone.get(name, 0.0) + share * (part - alone.get(name, 0.0)) for name, part in fitted.items()}
 
 
 def first_token_shares(engine: str, *, has_drawn_lengths: bool) -> FirstToken:

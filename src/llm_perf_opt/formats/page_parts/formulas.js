@@ -11,13 +11,14 @@ const OPERATIONS = {
   quotient: ([over, under]) => over / under,
   whole: ([over, under]) => (over > 0n ? over / under : 0n),
   number: ([value]) => Number(value),
+  rounded: ([value]) => Number(value.toPrecision(3)),
   proportional: ([number, at, seconds]) => (seconds * number) / at,
   between: ([number, lowAt, highAt, low, high]) => {
     const share = Math.log(number / lowAt) / Math.log(highAt / lowAt);
     return low === high || !(low > 0 && high > 0) ? low : Math.exp(Math.log(low) + share * Math.log(high / low));
   },
 };
-export const SIGNS = { sum: "+", times: "×", max: "max", min: "min", difference: "−", quotient: "÷", whole: "÷, rounded down", number: "", proportional: "in proportion", between: "on the line between, both axes logarithms" };
+export const SIGNS = { sum: "+", times: "×", max: "max", min: "min", difference: "−", quotient: "÷", whole: "÷, rounded down", number: "", rounded: "to three digits", proportional: "in proportion", between: "on the line between, both axes logarithms" };
 
 export function leaf(name, value, unit = "", from = "") {
   return { name, value, unit, from };
