@@ -183,6 +183,7 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         expert_ranks=plan.ep,
         weight_format=block.weight_format,
         is_gated=block.is_gated,
+        are_rows_sent=_are_rows_sent(block, plan),
     )
     each = block.matrices * block.hidden * shape.inner_of_rank
     touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
@@ -199,6 +200,14 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         weights=each,
         shape=shape,
     )
+
+
+def _are_rows_sent(block: EngineExperts, plan: ParallelPlan) -> bool:
+    """Whether rows go to the ranks of their experts alone: with more ranks than a token has experts that is less.
+
+    TensorRT-LLM decides by the same comparison (`select_alltoall_method_type`); SGLang and vLLM do so with DeepEP.
+    """
+    return plan.attention_dp > 1 and plan.ep == plan.stage_ranks > block.chosen
 
 
 def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
@@ -276,10 +285,23 @@ def _collectives(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> 
                 squares = tokens * inside.across_heads * SCORE_BYTES
                 yield _collective_kernel(CollectiveKind.ALL_REDUCE, squares, plan.tp), inside.layers
     if plan.attention_dp > 1 and blocks.experts:
-        layers = sum(block.layers for block in blocks.experts)
-        row_bytes_of_all = forward.tokens * row_bytes
-        yield _collective_kernel(CollectiveKind.ALL_GATHER, row_bytes_of_all, plan.stage_ranks), layers
-        yield _collective_kernel(CollectiveKind.REDUCE_SCATTER, row_bytes_of_all, plan.stage_ranks), layers
+        for block in blocks.experts:
+            yield from _to_experts_and_back(block, forward, plan, row_bytes)
+
+
+def _to_experts_and_back(
+    block: EngineExperts, forward: Forward, plan: ParallelPlan, row_bytes: int
+) -> Iterator[Counted]:
+    """Rows to every rank, or once to each rank that has experts of theirs, in the numbers that these multiply."""
+    ranks = plan.stage_ranks
+    if not _are_rows_sent(block, plan):
+        for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+            yield _collective_kernel(kind, forward.tokens * row_bytes, ranks), block.layers
+        return
+    copies = forward.tokens / ranks * ranks * (1 - (1 - 1 / ranks) ** block.chosen)  # of the rows of one rank
+    sent = TensorMeta(shape=(block.hidden,), dtype=block.dtype, device="cuda")
+    for payload in (copies * tensor_bytes(sent), copies * row_bytes):
+        yield _collective_kernel(CollectiveKind.ALL_TO_ALL, payload, ranks), block.layers
 
 
 def _collective_kernel(kind: CollectiveKind, payload: float, ranks: int) -> Kernel:
