@@ -18,11 +18,13 @@ from math import ceil
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import Cluster, Link, load_links
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.serving.capacity.queueing import FULL, PromptQueue, RelayedQueue
+from llm_perf_opt.serving.capacity.queueing import PromptQueue, RelayedQueue
 from llm_perf_opt.serving.capacity.steady_state import SteadyReplica, SteadyState
+from llm_perf_opt.timing.step.request_time import FirstToken
 from llm_perf_opt.timing.step.step_table import RankStep
 
-_ROUNDS, _CLOSE = 200, 1e-6  # until the requests in both queues are as many as there are users
+_ROUNDS, _CLOSE = 80, 1e-4  # until the requests in both queues are as many as there are users
+_NEARLY_FULL = 0.999
 _IDLE_PART = 16  # an idle worker looks for prompts this often in the time of one
 
 
@@ -52,13 +54,13 @@ def link_between(cluster: Cluster, gpus: int) -> Link:
 class WorkerPair:
     """A plan that reads prompts and a plan that decodes, asked for any number of both and any load.
 
-    `transfer_s` is the time of one prompt's cache on the link, `client_s` what a client sees beyond the engines.
+    `transfer_s` is the time of one prompt's cache on the link. With `client` the first token is as a client sees it.
     """
 
     prefill: SteadyReplica
     decode: SteadyReplica
     transfer_s: float
-    client_s: float = 0.0
+    client: FirstToken | None = None
 
     def __post_init__(self) -> None:
         if self.decode.reads_prompts or not self.prefill.reads_prompts:
@@ -74,7 +76,9 @@ class WorkerPair:
         rounds = [0.0, *self._rounds()]
         groups = table.groups
         sent_s = self.transfer_s * max(1 / groups, prefills / (decodes * self.decode.table.groups))
-        steps = [max(rounds[ceil(count / groups)], count * sent_s) for count in range(1, groups * (len(rounds) - 1) + 1)]
+        steps = [
+            max(rounds[ceil(count / groups)], count * sent_s) for count in range(1, groups * (len(rounds) - 1) + 1)
+        ]
         return steps[0] / _IDLE_PART, *steps
 
     def _rounds(self) -> Iterator[float]:
@@ -89,9 +93,7 @@ class WorkerPair:
 
         if prompt > budget:
             starts = range(0, prompt, budget)
-            yield sum(
-                step([(min(budget, prompt - at), shared + at)], image // len(starts)) for at in starts
-            )
+            yield sum(step([(min(budget, prompt - at), shared + at)], image // len(starts)) for at in starts)
             return
         for count in range(1, budget // prompt + 1):
             yield step([(prompt, shared)] * count, image * count)
@@ -109,7 +111,7 @@ class WorkerPair:
         each = users / prefills
         for _ in range(_ROUNDS):
             state = self.decode.at(min(self.decode.most, max(1, round(decoding))))
-            away_s = self._away_s(state)
+            away_s = self._added_s(state, each, reading) + state.steps * state.step_s
             rate = users / (wait_s + away_s)
             rate = min(rate, decodes * state.requests_per_s * max(1.0, decoding / state.sequences))
             seen = waiting * max(0.0, 1 - 1 / each)
@@ -120,32 +122,36 @@ class WorkerPair:
             decoding = (decoding + min(most, rate * state.steps * state.step_s / decodes)) / 2
             if abs(wait_s - last) < _CLOSE * last:
                 break
-        queue = PromptQueue(
-            requests_per_s=rate / prefills, reading_s=reading, users=max(1, round(each)), away_s=away_s
-        )
-        is_busy = queue.load >= FULL or decoding >= 0.99 * self.decode.most
-        waits_s = users / rate - away_s if is_busy else None
-        return self._joined(replace(state, requests_per_s=rate / decodes), queue, waits_s)
+        queue = PromptQueue(requests_per_s=rate / prefills, reading_s=reading, users=max(1, round(each)), away_s=away_s)
+        relayed = RelayedQueue(first=queue, wait_s=users / rate - away_s, added_s=self._added_s(state, each, reading))
+        return self._with_queue(replace(state, requests_per_s=rate / decodes), relayed)
 
     def at_rate(self, requests_per_s: float, prefills: int, decodes: int) -> SteadyState | None:
         """Random arrivals; None: the decode workers cannot answer as many."""
         state = self.decode.at_rate(requests_per_s / decodes)
         if state is None:
             return None
-        queue = PromptQueue(requests_per_s=requests_per_s / prefills, reading_s=self.reading_s(prefills, decodes))
-        return self._joined(state, queue, None)
+        reading = self.reading_s(prefills, decodes)
+        queue = PromptQueue(requests_per_s=requests_per_s / prefills, reading_s=reading)
+        load = min(_NEARLY_FULL, queue.load)
+        wait_s = reading[1] + load * reading[-1] / (2 * (1 - load))
+        in_flight = requests_per_s / prefills * (wait_s + state.steps * state.step_s)
+        relayed = RelayedQueue(first=queue, wait_s=wait_s, added_s=self._added_s(state, in_flight, reading))
+        return self._with_queue(state, relayed)
 
-    def _away_s(self, state: SteadyState) -> float:
-        """From the end of a prompt to the next request of the same user."""
-        return self._added_s(state) + state.steps * state.step_s
+    def _added_s(self, state: SteadyState, in_flight: float, reading: tuple[float, ...]) -> float:
+        """From the end of a prompt to its first token: the transfer, the step that runs, the step that it joins.
 
-    def _added_s(self, state: SteadyState) -> float:
-        """From the end of a prompt to its first token: the transfer, the step that runs, the step that it joins."""
-        return self.transfer_s + 1.5 * state.plain_s + self.client_s
+        What clients saw beyond that was fitted to measured servers, with `in_flight` requests for each prefill worker.
+        """
+        engines_s = self.transfer_s + 1.5 * state.plain_s
+        if (client := self.client) is None:
+            return engines_s
+        others_s = client.prompts_of_others * in_flight * reading[-1] / (len(reading) - 1)
+        return engines_s + client.constant_s + client.prompts * reading[1] + others_s + client.steps * state.token_s
 
-    def _joined(self, state: SteadyState, queue: PromptQueue, mean_wait_s: float | None) -> SteadyState:
-        relayed = RelayedQueue(first=queue, added_s=self._added_s(state), mean_wait_s=mean_wait_s)
-        return replace(state, queue=relayed, client=None, alone_s=queue.reading_s[1])
+    def _with_queue(self, state: SteadyState, queue: RelayedQueue) -> SteadyState:
+        return replace(state, queue=queue, client=None, alone_s=queue.first.reading_s[1])
 
 
 def _wait_s(reading: tuple[float, ...], seen: float, requests_per_s: float) -> float:

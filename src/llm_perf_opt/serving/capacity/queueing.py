@@ -175,12 +175,12 @@ class PromptQueue:
 class RelayedQueue:
     """A queue before workers that read prompts, and what comes between its end and the first token elsewhere.
 
-    `mean_wait_s` is how long users wait who find workers that are busy all the time: then all wait as long.
+    `wait_s` is the mean time in the queue and in the step that reads the prompt.
     """
 
     first: PromptQueue
+    wait_s: float
     added_s: float
-    mean_wait_s: float | None = None
 
     @property
     def users(self) -> int | None:
@@ -192,12 +192,13 @@ class RelayedQueue:
         """Whether requests come faster than prompts are read, or nearly so."""
         return self.first.is_full
 
-    def waits(self) -> Waits:
-        """The distribution of the time from a request's arrival to its first token."""
-        if self.mean_wait_s is not None:
-            return Waits(np.array([self.mean_wait_s + self.added_s]), np.ones(1))
-        own = self.first.waits()
-        return Waits(own.seconds + self.added_s, own.shares)
+    def first_token_at(self, share: float) -> float:
+        """What a share of the requests waits at most; where users wait for busy workers all wait as long."""
+        expected_s = self.wait_s + self.added_s
+        if share == 0.5 or self.first.load >= FULL:
+            return expected_s
+        waits = self.first.waits()
+        return expected_s + waits.at(share) - waits.at(0.5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

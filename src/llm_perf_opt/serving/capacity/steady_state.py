@@ -142,6 +142,8 @@ class SteadyState:
 
     def first_token_at(self, share: float) -> float:
         """What a share of the requests waits at most. What clients see beyond the engine was measured in the median."""
+        if isinstance(self.queue, RelayedQueue):
+            return self.queue.first_token_at(share)
         if self.client is None:
             return self.queue.waits().at(share)
         seen = time_to_first(self.step_s, self.alone_s, self.sequences, self.client)

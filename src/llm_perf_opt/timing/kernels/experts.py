@@ -191,9 +191,7 @@ class ExpertsTables:
         built = (self._built(engine, table_format, is_gated=is_gated) for engine in ENGINES)
         return [table for table in built if table is not None]
 
-    def _built(
-        self, engine: str, table_format: str, *, is_gated: bool, rows: str = TABLE_NAME
-    ) -> ExpertsTable | None:
+    def _built(self, engine: str, table_format: str, *, is_gated: bool, rows: str = TABLE_NAME) -> ExpertsTable | None:
         key = (engine, table_format, is_gated, rows)
         if key not in self._tables:
             columns = experts_rows(self._system.system, engine, table_format, is_gated=is_gated, name=rows)
