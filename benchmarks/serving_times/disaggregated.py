@@ -22,8 +22,16 @@ from typing import Any
 from benchmarks.pages import share, show_sections, signed, table, tails
 from benchmarks.records import SILICON, MeasuredRun, read_silicon
 from benchmarks.runner import parser
-from benchmarks.serving_times.estimates import Estimated, WAITED, aggregated_runs, deployed_blocks, engine_plan
-from benchmarks.serving_times.estimates import estimated, is_frozen, replica
+from benchmarks.serving_times.estimates import (
+    WAITED,
+    Estimated,
+    aggregated_runs,
+    deployed_blocks,
+    engine_plan,
+    estimated,
+    is_frozen,
+    replica,
+)
 from benchmarks.serving_times.fitting import fit_first_token, write
 from benchmarks.serving_times.judgement import tails_of
 from llm_perf_opt.core.hardware.links import load_links

@@ -14,10 +14,11 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
 from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.report import Level, Note, Report, counted
-from llm_perf_opt.core.units import format_number_of, format_ratio
+from llm_perf_opt.core.units import format_number_of, format_ratio, format_seconds
 from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
+from llm_perf_opt.serving.capacity.pair_search import paired_fleets
 from llm_perf_opt.serving.capacity.replay_report import shares_table
 from llm_perf_opt.serving.capacity.search import SearchSpace, taken_plan
 from llm_perf_opt.serving.capacity.sizing import (
@@ -150,6 +151,7 @@ class ServeAnswer(Answer):
             yield Note(
                 f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
+        yield from _transfer_notes(self.best)
         yield from _speculation_notes(self.best or next(iter(self.fleets), None))
         if self.demand.is_engine_only:
             yield Note("TTFT is the engine's alone: HTTP, tokenizing and sending the answer are left out.")
@@ -173,6 +175,12 @@ class ServeAnswer(Answer):
         if (best := self.best) is None:
             raise UsageError(
                 "There is nothing to start.", why="no fleet does what was asked", fix="loosen --slo, or name other GPUs"
+            )
+        if best.prefill is not None:
+            raise UsageError(
+                "There are no files that start prefill and decode workers.",
+                why="their router and the way of the cache depend on the installation",
+                fix="write the files of one side: leave --disaggregate out, and fix its plan with --tp",
             )
         candidate, device = best.candidate, best.candidate.cluster.device
         seen = SeenDevice(
@@ -234,6 +242,7 @@ def serve(
     replay: bool = False,
     speculate: str | None = None,
     shared_prefix: float | None = None,
+    disaggregate: bool = False,
     max_gpus: int = MOST_GPUS,
     devices_file: Path | None = None,
     **workload: Any,
@@ -250,12 +259,19 @@ def serve(
     - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
     - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
     - `shared_prefix`: the share of each prompt, from 0 to 1, that is the same in all and stays in the cache.
+    - `disaggregate`: prefill and decode on separate GPUs, with the counts and plans of both searched.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
     - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
+    if disaggregate and replay:
+        raise UsageError(
+            "Replays do not disaggregate.",
+            why="a replay has one scheduler for prompts and decode steps",
+            fix="leave one of the two out",
+        )
     fixed_plan = replace(
         taken_plan(workload, slo, is_alone=False), speculation=_speculation(speculate, is_replayed=replay)
     )
@@ -273,7 +289,7 @@ def serve(
     models = [served, *(served.with_engine(name) for name in engines[1:])]
     source = model.name if isinstance(model, TracedRun) else str(model)
     question = _Question(source, demand, declared, refused=[], choices=choices)
-    return _answered(question, models, fixed_plan, prices, is_replayed=replay)
+    return _answered(question, models, fixed_plan, prices, is_replayed=replay, is_disaggregated=disaggregate)
 
 
 def _answered(
@@ -283,16 +299,33 @@ def _answered(
     prices: Mapping[str, float] | None,
     *,
     is_replayed: bool,
+    is_disaggregated: bool,
 ) -> ServeAnswer:
     with shared_work():
-        plans = [
-            replace(fleet, price_per_hour=hourly_price(fleet.device, prices))
-            for fleet in sized_fleets(models, question.choices, question.demand, space, question.refused)
-        ]
+        fleets = list(sized_fleets(models, question.choices, question.demand, space, question.refused))
+        if is_disaggregated:
+            fleets += _paired(fleets, question)
+        plans = [replace(fleet, price_per_hour=hourly_price(fleet.device, prices)) for fleet in fleets]
         answer = question.answer(models[0], ranked(plans), is_replayed=is_replayed)
     for served in models:
         served.let_go()
     return answer
+
+
+def _paired(fleets: Sequence[SizedFleet], question: _Question) -> list[SizedFleet]:
+    """The same GPUs and engines with prefill and decode on separate ones."""
+    pairs: list[SizedFleet] = []
+    for choice in question.choices:
+        own = [fleet for fleet in fleets if fleet.candidate.cluster == choice.cluster]
+        for engine in dict.fromkeys(fleet.engine for fleet in own):
+            pairs += paired_fleets([fleet for fleet in own if fleet.engine == engine], choice, question.demand)
+    if not pairs:
+        raise UsageError(
+            "There are too few GPUs for prefill and decode on separate ones.",
+            why="each side needs the GPUs of one plan that fits",
+            fix="allow more with --max-gpus or in --gpus, or leave --disaggregate out",
+        )
+    return pairs
 
 
 def _speculation(text: str | None, *, is_replayed: bool) -> Speculation | None:
@@ -390,7 +423,9 @@ def _replayed(
 def _shares(fleet: SizedFleet) -> Mapping[str, float]:
     candidate = fleet.candidate
     considered = replace(candidate.replica.considered, best=fleet.state)
-    return candidate.served.step_shares(candidate.cluster, considered, fleet.demand.mean)
+    return candidate.served.step_shares(
+        candidate.cluster, considered, fleet.demand.mean, reads_prompts=fleet.prefill is None
+    )
 
 
 def _why_unmeasured() -> str:
@@ -488,6 +523,15 @@ def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:
         f"{format_number_of(at, 'sequence')} here; tokens come sooner than without it "
         f"{worth if most else 'at no load'}. {takes}"
     )
+
+
+def _transfer_notes(fleet: SizedFleet | None) -> Iterator[Note]:
+    """How the cache gets from one side to the other, and how busy the prefill workers are."""
+    if fleet is not None and (prefill := fleet.prefill) is not None:
+        yield Note(
+            f"Prefill workers are busy {format_ratio(min(1.0, prefill.load))} of the time. The cache of a prompt takes "
+            f"{format_seconds(prefill.transfer_s)} on the link to the decode workers."
+        )
 
 
 def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:

@@ -190,6 +190,11 @@ class ServedModel:
 
         return self._held.of((device.id, plan, limits), found)
 
+    def cache_bytes(self, device: Device, plan: ParallelPlan, tokens: int) -> int:
+        """What the fullest rank of a plan keeps of a sequence of this many tokens, in whole blocks."""
+        memory = self._memory(device, plan, default_limits(device))
+        return max((rank.cache.bytes_at(tokens) for rank in memory if rank.cache is not None), default=0)
+
     def page_tokens(self, size: PageSize) -> PageTokens:
         """The tokens of a page by the model's own rule: its adapter is asked once for each size."""
         if size.text not in self._tokens:
@@ -333,12 +338,14 @@ class ServedModel:
         table = self._steps.table(device, plan, cluster)
         return replace(table, images=self._encoder(device)) if self._pages else table
 
-    def step_shares(self, cluster: Cluster, considered: Considered, mean: MeanRequest) -> dict[str, float]:
+    def step_shares(
+        self, cluster: Cluster, considered: Considered, mean: MeanRequest, *, reads_prompts: bool = True
+    ) -> dict[str, float]:
         """Seconds of the best state's mean step by what they are spent on, decoding and its share of the prompts."""
         if (state := considered.best) is None:
             return {}
         plan = considered.plan
-        prompt, prompts = mean.new_tokens, state.sequences / state.steps
+        prompt, prompts = mean.new_tokens, state.sequences / state.steps if reads_prompts else 0.0
         forwards = (
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
             (prompts, Forward(sequences=1, queries=prompt, keys=prompt + round(mean.shared_tokens))),
