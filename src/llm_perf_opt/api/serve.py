@@ -14,8 +14,9 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
 from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.report import Level, Note, Report, counted
-from llm_perf_opt.core.units import format_number_of, format_ratio, format_seconds
+from llm_perf_opt.core.units import format_bytes, format_number_of, format_ratio, format_seconds
 from llm_perf_opt.core.workload import ANSWER_TOKENS
+from llm_perf_opt.serving.adapters import adapter_bytes, read_lora
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
 from llm_perf_opt.serving.capacity.pair_search import paired_fleets
@@ -48,6 +49,7 @@ from llm_perf_opt.serving.speculation import Speculation, read_speculation
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
+from llm_perf_opt.timing.step.engine_blocks import LoraAdapters
 from llm_perf_opt.tracing.origin import Origin, find_origin
 from llm_perf_opt.tracing.traced_run import TracedRun
 
@@ -152,6 +154,7 @@ class ServeAnswer(Answer):
                 f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
         yield from _transfer_notes(self.best)
+        yield from _lora_notes(self.best or next(iter(self.fleets), None))
         yield from _speculation_notes(self.best or next(iter(self.fleets), None))
         if self.demand.is_engine_only:
             yield Note("TTFT is the engine's alone: HTTP, tokenizing and sending the answer are left out.")
@@ -243,6 +246,7 @@ def serve(
     speculate: str | None = None,
     shared_prefix: float | None = None,
     disaggregate: bool = False,
+    lora: str | None = None,
     max_gpus: int = MOST_GPUS,
     devices_file: Path | None = None,
     **workload: Any,
@@ -260,22 +264,26 @@ def serve(
     - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
     - `shared_prefix`: the share of each prompt, from 0 to 1, that is the same in all and stays in the cache.
     - `disaggregate`: prefill and decode on separate GPUs, with the counts and plans of both searched.
+    - `lora`: `64x16`: 64 adapters of rank 16 in the memory of every replica, each asked for as often as the others.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
     - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
-    if disaggregate and replay:
+    adapters = read_lora(lora)
+    if replay and (disaggregate or adapters is not None):
         raise UsageError(
-            "Replays do not disaggregate.",
-            why="a replay has one scheduler for prompts and decode steps",
+            f"Replays {'do not disaggregate' if disaggregate else 'have no adapters'}.",
+            why="a replay has one scheduler, for prompts and decode steps of requests without adapters",
             fix="leave one of the two out",
         )
     fixed_plan = replace(
         taken_plan(workload, slo, is_alone=False), speculation=_speculation(speculate, is_replayed=replay)
     )
     served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
+    if adapters is not None:
+        served = served.with_lora(adapters)
     demand = Demand(
         mean=_mean_of(declared, served),
         users=users,
@@ -287,6 +295,7 @@ def serve(
         max_gpus=max_gpus,
     )
     models = [served, *(served.with_engine(name) for name in engines[1:])]
+    _require_vllm(engines, adapters)
     source = model.name if isinstance(model, TracedRun) else str(model)
     question = _Question(source, demand, declared, refused=[], choices=choices)
     return _answered(question, models, fixed_plan, prices, is_replayed=replay, is_disaggregated=disaggregate)
@@ -522,6 +531,29 @@ def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:
         f"Speculation {speculation} keeps {speculation.tokens_per_step:.3g} tokens per step. A replica decodes "
         f"{format_number_of(at, 'sequence')} here; tokens come sooner than without it "
         f"{worth if most else 'at no load'}. {takes}"
+    )
+
+
+def _require_vllm(engines: Sequence[str], adapters: LoraAdapters | None) -> None:
+    if adapters is not None and engines != [DEFAULT_KERNEL_ENGINE]:
+        raise UsageError(
+            "Adapters are counted for vLLM alone.",
+            why="other engines store them in another way",
+            fix="leave --engine out",
+        )
+
+
+def _lora_notes(fleet: SizedFleet | None) -> Iterator[Note]:
+    """What the adapters take of memory and of a step."""
+    if fleet is None or (lora := fleet.candidate.served.lora) is None:
+        return
+    plan, blocks = fleet.candidate.replica.considered.plan, fleet.candidate.served.blocks
+    held = adapter_bytes(blocks, lora, plan.tp) // plan.pp
+    kernels = 2 * sum(matmul.layers for matmul in blocks.matmuls)
+    yield Note(
+        f"{counted(lora.count, 'adapter')} of rank {lora.rank} take {format_bytes(held)} on each GPU "
+        f"({format_bytes(held // lora.count)} each) and {format_number_of(kernels, 'kernel')} in each step, which meets "
+        f"{lora.active(fleet.state.sequences):.3g} of them."
     )
 
 

@@ -49,6 +49,7 @@ _IN_TRAFFIC = (
     "speculate",
     "shared_prefix",
     "disaggregate",
+    "lora",
 )  # what requests say for themselves
 _OF_REQUESTS = ("batch", "decode_steps", "new_tokens", "prompt_tokens", "image", "crops")
 
@@ -98,6 +99,9 @@ class DemandOptions(OptionRecord):
     )
     disaggregate: bool = option(
         False, help="Prefill and decode on separate GPUs: search the number and the plan of both kinds of workers."
+    )
+    lora: str | None = option(
+        None, metavar="NxRANK", help="LoRA adapters in the memory of each replica: 64x16 is 64 of rank 16."
     )
     engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenizing and clients.")
     max_gpus: int = option(512, at_least=1, help="Largest fleet to consider.")
@@ -273,6 +277,8 @@ class _Files:
         if not isinstance(answer, ServeAnswer):
             return "--out capacity.html for the charts, --chrome-trace replay.json for Perfetto"
         starts = (
-            "" if self.write is not None or answer.best is None else "--write deploy/ for the files that start it, "
+            ""
+            if self.write is not None or answer.best is None or answer.best.prefill is not None
+            else "--write deploy/ for the files that start it, "
         )
         return f"{starts}--out serve.html for the chart"

@@ -99,4 +99,14 @@ class StateShape:
     value_heads: int = 0
 
 
-KernelShape = MatmulShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterShape:
+    """One side of the LoRA adapters of a linear layer: `width` numbers of each row to the rank, or back."""
+
+    rows: int
+    width: int
+    rank: int
+    is_shrink: bool
+
+
+KernelShape = MatmulShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape | AdapterShape

@@ -114,8 +114,8 @@ class WorkerPair:
             away_s = self._added_s(state, each, reading) + state.steps * state.step_s
             rate = users / (wait_s + away_s)
             rate = min(rate, decodes * state.requests_per_s * max(1.0, decoding / state.sequences))
-            seen = waiting * max(0.0, 1 - 1 / each)
-            last, wait_s = wait_s, _wait_s(reading, seen, rate / prefills)
+            others = max(0.0, 1 - 1 / each)
+            last, wait_s = wait_s, _wait_s(reading, others * waiting, others * rate / prefills)
             wait_s = (last + wait_s) / 2
             waiting = rate / prefills * wait_s
             most = float(self.decode.most)

@@ -172,7 +172,7 @@ class _Pairing:
         return max(kept, key=lambda state: state.requests_per_s) if kept else states[0]
 
     def _broken(self, pair: WorkerPair, state: SteadyState, decodes: int) -> str | None:
-        """The first limit that is not kept: of the SLO, of a queue that grows, or of a cache too small for all users."""
+        """The first limit that is not kept: of the SLO, a queue that grows, or a cache too small for all users."""
         demand = self.demand
         if state.queue.is_full:
             return "queue"

@@ -18,9 +18,23 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.ops.grouped_experts import touched_experts
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, MatmulShape, StateShape
+from llm_perf_opt.ops.kernel_shape import (
+    AdapterShape,
+    AttentionShape,
+    ExpertsShape,
+    LatentModuleShape,
+    MatmulShape,
+    StateShape,
+)
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
-from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineExperts, EngineMatmul, Split
+from llm_perf_opt.timing.step.engine_blocks import (
+    DecoderPart,
+    EngineBlocks,
+    EngineExperts,
+    EngineMatmul,
+    LoraAdapters,
+    Split,
+)
 from llm_perf_opt.timing.step.engine_mixers import EngineStates
 
 VALUE_BYTES = 2  # activations and what ranks communicate
@@ -76,6 +90,8 @@ def forward_kernels(
         yield from _matmul(matmul, forward, plan)
     for block in blocks.experts:
         yield _experts(block, forward, plan), block.layers
+    if blocks.lora is not None:
+        yield from _adapters(blocks, blocks.lora, forward, plan)
     yield from _vectors(blocks, forward, plan)
     yield from _collectives(blocks, forward, plan)
 
@@ -99,6 +115,25 @@ def _matmul(matmul: EngineMatmul, forward: Forward, plan: ParallelPlan) -> Itera
     yield kernel, matmul.layers
     if matmul.weight_format.startswith(_BLOCK_QUANTISED):
         yield _vector(rows * depth * (VALUE_BYTES + 1)), matmul.layers
+
+
+def _adapters(blocks: EngineBlocks, lora: LoraAdapters, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """Two kernels behind each matmul: all rows to the rank of their adapters, and back onto the result.
+
+    vllm/lora/ops/triton_ops: one `lora_shrink` and one `lora_expand` for all linear layers that a matmul joins. The
+    first reads the input and writes sums of 32 bits, the second reads these and adds to what the matmul wrote.
+    """
+    groups = plan.attention_dp
+    active = lora.active(forward.sequences / groups)
+    for matmul in blocks.matmuls:
+        columns, depth = matmul.shared_by(plan.tp)
+        rows = (forward.sequences if matmul.part is DecoderPart.HEAD else forward.tokens) / groups
+        sums = blocks.merged(matmul) * lora.rank
+        for is_shrink, width, values in ((True, depth, rows * depth), (False, columns, 2 * rows * columns)):
+            weights = active * width * (sums if is_shrink else lora.rank)
+            moved = (values + weights) * VALUE_BYTES + rows * sums * SCORE_BYTES
+            shape = AdapterShape(rows=_count(rows), width=width, rank=lora.rank, is_shrink=is_shrink)
+            yield _vector(moved, shape), matmul.layers
 
 
 def _attention(layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Kernel:
@@ -227,7 +262,7 @@ def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
         yield _vector(SCORE_BYTES * tokens * block.experts), 2 * block.layers
 
 
-def _vector(moved: float, shape: StateShape | None = None) -> Kernel:
+def _vector(moved: float, shape: StateShape | AdapterShape | None = None) -> Kernel:
     """A kernel that is bound by its bytes."""
     return Kernel(
         kind=KernelKind.VECTOR,
