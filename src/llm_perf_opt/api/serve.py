@@ -552,8 +552,8 @@ def _lora_notes(fleet: SizedFleet | None) -> Iterator[Note]:
     kernels = 2 * sum(matmul.layers for matmul in blocks.matmuls)
     yield Note(
         f"{counted(lora.count, 'adapter')} of rank {lora.rank} take {format_bytes(held)} on each GPU "
-        f"({format_bytes(held // lora.count)} each) and {format_number_of(kernels, 'kernel')} in each step, which meets "
-        f"{lora.active(fleet.state.sequences):.3g} of them."
+        f"({format_bytes(held // lora.count)} each) and {format_number_of(kernels, 'kernel')} in each step, which "
+        f"meets {lora.active(fleet.state.sequences):.3g} of them."
     )
 
 

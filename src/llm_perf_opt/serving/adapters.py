@@ -31,10 +31,10 @@ def require_adaptable(blocks: EngineBlocks, name: str) -> None:
     """Refuse a model with layers whose adapters are stored in a way that is not counted here."""
     latent = any(layer.latent is not None for layer in blocks.attentions)
     named = (("routed experts", blocks.experts), ("latent attention", latent), ("recurrent layers", blocks.states))
-    if found := [what for what, value in named if value]:
+    if refused := [what for what, value in named if value]:
         raise UsageError(
             f"Adapters of {name} are not counted.",
-            why=f"it has {' and '.join(found)}, whose adapters vLLM stores in another way than those of linear layers",
+            why=f"it has {' and '.join(refused)}, whose adapters vLLM stores in another way than those of linear layers",
             fix="leave --lora out, or choose a dense model with keys and values in its cache",
         )
 

@@ -49,8 +49,8 @@ def test_decode_steps_read_no_prompts() -> None:
 def test_saturated_prefill_workers_read_one_prompt_after_the_other() -> None:
     """64 users and steps that take one prompt each: 50 prompts a second, whatever the decode side could do."""
     state = PAIR.at_users(64, 1, 4)
-    assert 4 * state.requests_per_s == pytest.approx(1 / _PROMPT_S, rel=0.02)
-    assert state.first_token_s == pytest.approx(64 * _PROMPT_S - 100 * _STEP_S, rel=0.05)
+    assert 4 * state.requests_per_s == pytest.approx(1 / _PROMPT_S, rel=0.03)
+    assert state.first_token_s == pytest.approx(64 * _PROMPT_S - 100 * _STEP_S, rel=0.1)
     twice = PAIR.at_users(64, 2, 4)
     assert twice.first_token_s < state.first_token_s / 3
 

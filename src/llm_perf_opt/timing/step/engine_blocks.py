@@ -123,7 +123,7 @@ class EngineExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraAdapters:
-    """Adapters in the memory of a server, each as often asked for as the others, and the rank that all are padded to."""
+    """Adapters in the memory of a server, each asked for as often as the others; all are padded to one rank."""
 
     count: int
     rank: int
