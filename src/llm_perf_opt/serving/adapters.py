@@ -29,9 +29,12 @@ def read_lora(text: str | None) -> LoraAdapters | None:
 
 def require_adaptable(blocks: EngineBlocks, name: str) -> None:
     """Refuse a model with layers whose adapters are stored in a way that is not counted here."""
-    latent = any(layer.latent is not None for layer in blocks.attentions)
-    named = (("routed experts", blocks.experts), ("latent attention", latent), ("recurrent layers", blocks.states))
-    if refused := [what for what, value in named if value]:
+    parts = {
+        "routed experts": bool(blocks.experts),
+        "latent attention": any(layer.latent is not None for layer in blocks.attentions),
+        "recurrent layers": blocks.states is not None,
+    }
+    if refused := [what for what, is_there in parts.items() if is_there]:
         raise UsageError(
             f"Adapters of {name} are not counted.",
             why=f"it has {' and '.join(refused)}, whose adapters vLLM stores in another way than those of linear layers",
