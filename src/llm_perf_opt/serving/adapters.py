@@ -37,7 +37,7 @@ def require_adaptable(blocks: EngineBlocks, name: str) -> None:
     if refused := [what for what, is_there in parts.items() if is_there]:
         raise UsageError(
             f"Adapters of {name} are not counted.",
-            why=f"it has {' and '.join(refused)}, whose adapters vLLM stores in another way than those of linear layers",
+            why=f"it has {' and '.join(refused)}, whose adapters vLLM does not store as those of linear layers",
             fix="leave --lora out, or choose a dense model with keys and values in its cache",
         )
 
