@@ -50,10 +50,12 @@ from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_decla
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
 from llm_perf_opt.timing.step.engine_blocks import LoraAdapters
+from llm_perf_opt.timing.step.engine_step import are_rows_sent
 from llm_perf_opt.tracing.origin import Origin, find_origin
 from llm_perf_opt.tracing.traced_run import TracedRun
 
 _SAMPLE = 1000  # the mean of this many requests represents all
+_ALL_TO_ALL = "deepep_low_latency"  # vLLM's own choice sends every row to every rank
 _MOST_REPLAYED, _ROUNDS = 3, 8  # fleets, and requests of each user
 
 
@@ -189,8 +191,13 @@ class ServeAnswer(Answer):
         seen = SeenDevice(
             name=device.name, memory_bytes=device.memory_bytes, capability=(0, 0), compute_units=0
         )  # which only a replay asks
+        settings = candidate.served.settings(Path(self._source), device, candidate.replica, seen)
+        if best.engine == "vllm" and any(
+            are_rows_sent(block, settings.plan) for block in candidate.served.blocks.experts
+        ):
+            settings = replace(settings, more={**settings.more, "all2all_backend": _ALL_TO_ALL})
         deployment = EngineDeployment(
-            settings=candidate.served.settings(Path(self._source), device, candidate.replica, seen),
+            settings=settings,
             model=self._source,
             is_folder=Path(self._source).is_dir(),
             device=device,

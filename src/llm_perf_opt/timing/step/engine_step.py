@@ -218,7 +218,7 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         expert_ranks=plan.ep,
         weight_format=block.weight_format,
         is_gated=block.is_gated,
-        are_rows_sent=_are_rows_sent(block, plan),
+        are_rows_sent=are_rows_sent(block, plan),
     )
     each = block.matrices * block.hidden * shape.inner_of_rank
     touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
@@ -237,7 +237,7 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
     )
 
 
-def _are_rows_sent(block: EngineExperts, plan: ParallelPlan) -> bool:
+def are_rows_sent(block: EngineExperts, plan: ParallelPlan) -> bool:
     """Whether rows go to the ranks of their experts alone: with more ranks than a token has experts that is less.
 
     TensorRT-LLM decides by the same comparison (`select_alltoall_method_type`); SGLang and vLLM do so with DeepEP.
@@ -329,7 +329,7 @@ def _to_experts_and_back(
 ) -> Iterator[Counted]:
     """Rows to every rank, or once to each rank that has experts of theirs, in the numbers that these multiply."""
     ranks = plan.stage_ranks
-    if not _are_rows_sent(block, plan):
+    if not are_rows_sent(block, plan):
         for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
             yield _collective_kernel(kind, forward.tokens * row_bytes, ranks), block.layers
         return
