@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from llm_perf_opt.core.report import Level, Note, Report, counted
 from llm_perf_opt.core.units import format_bytes, format_number_of, format_ratio, format_seconds
 from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.serving.adapters import adapter_bytes, read_lora
+from llm_perf_opt.serving.capacity.disaggregated import UnknownLink
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
 from llm_perf_opt.serving.capacity.pair_search import paired_fleets
@@ -53,6 +55,8 @@ from llm_perf_opt.timing.step.engine_blocks import LoraAdapters
 from llm_perf_opt.timing.step.engine_step import are_rows_sent
 from llm_perf_opt.tracing.origin import Origin, find_origin
 from llm_perf_opt.tracing.traced_run import TracedRun
+
+log = logging.getLogger(__name__)
 
 _SAMPLE = 1000  # the mean of this many requests represents all
 _ALL_TO_ALL = "deepep_low_latency"  # vLLM's own choice sends every row to every rank
@@ -333,8 +337,13 @@ def _paired(fleets: Sequence[SizedFleet], question: _Question) -> list[SizedFlee
     pairs: list[SizedFleet] = []
     for choice in question.choices:
         own = [fleet for fleet in fleets if fleet.candidate.cluster == choice.cluster]
-        for engine in dict.fromkeys(fleet.engine for fleet in own):
-            pairs += paired_fleets([fleet for fleet in own if fleet.engine == engine], choice, question.demand)
+        try:
+            for engine in dict.fromkeys(fleet.engine for fleet in own):
+                pairs += paired_fleets([fleet for fleet in own if fleet.engine == engine], choice, question.demand)
+        except UnknownLink as error:
+            if len(question.choices) == 1:
+                raise
+            log.warning("%s is not disaggregated. %s", choice.cluster.device.id, error.what)
     if not pairs:
         raise UsageError(
             "There are too few GPUs for prefill and decode on separate ones.",

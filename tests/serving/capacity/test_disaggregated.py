@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.core.hardware.links import Link, LinkKind
+from llm_perf_opt.core.hardware.links import Link, LinkKind, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.serving.capacity.disaggregated import WorkerPair, transfer_seconds
+from llm_perf_opt.serving.capacity.disaggregated import UnknownLink, WorkerPair, link_between, transfer_seconds
 from llm_perf_opt.serving.capacity.steady_state import SteadyReplica
 from llm_perf_opt.timing.step.request_time import FirstToken, relayed_token_shares, request_fit
 from llm_perf_opt.timing.step.step_table import Curve
@@ -103,6 +103,14 @@ def test_a_cache_on_the_link_by_hand(prefill: int, decode: int, senders: int) ->
     link = Link(id="a", name="a", kind=LinkKind.INFINIBAND, bytes_per_s=50_000_000_000, latency_ns=2_000)
     seconds = transfer_seconds(500_000_000, ParallelPlan(tp=prefill), ParallelPlan(tp=decode), link)
     assert seconds == pytest.approx(senders * 0.010 + 2e-6)
+
+
+def test_the_fast_link_joins_workers_of_one_node() -> None:
+    node, nodes = parse_cluster("8x h200-sxm"), parse_cluster("2x8 h200-sxm via roce-400")
+    assert link_between(node, 8) == node.inside
+    assert link_between(nodes, 9).id == "roce-400"
+    with pytest.raises(UnknownLink, match="No link between nodes"):
+        link_between(replace(nodes, between=None), 9)
 
 
 def test_sides_that_are_exchanged_are_refused() -> None:

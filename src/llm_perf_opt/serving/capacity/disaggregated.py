@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.core.hardware.links import Cluster, Link, load_links
+from llm_perf_opt.core.hardware.links import Cluster, Link
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity.queueing import PromptQueue, RelayedQueue
 from llm_perf_opt.serving.capacity.steady_state import SteadyReplica, SteadyState
@@ -37,12 +37,15 @@ def transfer_seconds(rank_bytes: int, prefill: ParallelPlan, decode: ParallelPla
     return rank_bytes * receivers_of_sender / link.bytes_per_s + (link.latency_ns or 0) / 1e9
 
 
+class UnknownLink(PerfOptError):
+    """Nothing says how fast a cache gets from one worker to another."""
+
+
 def link_between(cluster: Cluster, gpus: int) -> Link:
     """The link that caches cross: the fast one where all workers lie in one node, otherwise the one between nodes."""
-    node = load_links().nodes.get(cluster.device.id)
-    link = cluster.inside if node is not None and gpus <= node.gpus else cluster.between
+    link = cluster.inside if gpus <= cluster.per_node else cluster.between
     if link is None:
-        raise PerfOptError(
+        raise UnknownLink(
             f"No link between nodes of {cluster.device.id} is known.",
             why="prefill workers send the cache of each prompt over it",
             fix=f"name one: --gpus '8x {cluster.device.id} via LINK'; llm-perf-opt devices list shows the links",
