@@ -239,7 +239,7 @@ def sections(data: Mapping[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     flags = {
-        "docs": "write the section and its data file",
+        "docs": "write the section of the page",
         "fit": "write the shares of a first token",
         "development": "leave the judging records closed",
     }
@@ -254,6 +254,7 @@ def main() -> None:
         return
     sets = {"development": [answer for answer in some if not is_frozen(answer.record.run)]}
     sets["judged"] = [answer for answer in some if is_frozen(answer.record.run)]
+    sets["together"] = some
     names = {_alike(answer.record.run) for answer in some}
     aggregated = estimated(run for run in aggregated_runs() if _alike(run) in names)
     data = {
