@@ -21,6 +21,7 @@ from llm_perf_opt.core.report import (
 )
 from llm_perf_opt.core.units import format_number_of, format_seconds
 from llm_perf_opt.serving.capacity.outcome import TIMES, ReplayOutcome
+from llm_perf_opt.serving.capacity.queueing import PromptQueue
 from llm_perf_opt.serving.capacity.replay_report import rounded_or_none
 from llm_perf_opt.serving.capacity.sizing import NO_LIMIT, Demand, ServedTime, SizedFleet
 
@@ -263,7 +264,9 @@ def replayed_table(fleets: Sequence[tuple[SizedFleet, ReplayOutcome]], demand: D
     """The steady state next to vLLM's own scheduler on the same step times; TTFT as the engine sees it."""
     rows: list[tuple[Cell, ...]] = []
     for fleet, outcome in fleets:
-        name, state, waits = f"{fleet.gpus} x {fleet.device}", fleet.state, fleet.state.queue.waits()
+        name, state, queue = f"{fleet.gpus} x {fleet.device}", fleet.state, fleet.state.queue
+        assert isinstance(queue, PromptQueue), "a replay has no prefill workers"
+        waits = queue.waits()
         pairs = [("requests/s", fleet.replicas * state.requests_per_s, outcome.requests_per_s)]
         shares = (0.5, demand.share)
         pairs += [(f"TTFT p{share * 100:g}, s", waits.at(share), outcome.ttft.at(share)) for share in shares]

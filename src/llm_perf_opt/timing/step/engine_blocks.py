@@ -130,7 +130,8 @@ class LoraAdapters:
 
     def active(self, sequences: float) -> float:
         """How many different ones a step with this many sequences meets, in the mean."""
-        return self.count * (1 - (1 - 1 / self.count) ** max(1.0, sequences))
+        missed: float = (1 - 1 / self.count) ** max(1.0, sequences)
+        return self.count * (1 - missed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
