@@ -95,7 +95,6 @@ AGGREGATED = "agg"
 INFERENCEX = "InferenceX dump"
 GPUS_OF_A_NODE = 8
 MEAN_OF_RANGE = 0.9  # lengths are drawn evenly between 0.8 of the nominal length and the whole of it
-THINNEST_SLICE = 128
 DRAFTED_FASTER = 1.4  # by which the same configuration differs where one of the runs drafted
 DRAFTS = 3  # the most that the benchmark's recipes draft
 DRAFTING_MODELS = frozenset({"deepseek-r1", "glm-5"})  # checkpoints with a layer that predicts a further token
@@ -165,23 +164,6 @@ def lengths_drawn_from_a_range(row: Row, run: MeasuredRun) -> MeasuredRun:
     )
 
 
-def experts_too_thin_to_share(row: Row, run: MeasuredRun) -> MeasuredRun:
-    """Kernels for 8 and 4 bits take experts in slices of 128 numbers: ranks that would get less have whole experts."""
-    if row["mode"] == AGGREGATED:
-        return run
-    width = configuration(run.model).get("moe_intermediate_size", 0)
-
-    def whole(plan: ServedPlan, gpus: int) -> ServedPlan:
-        is_thin = plan.experts == 1 and 0 < width < THINNEST_SLICE * gpus
-        return replace(plan, experts=gpus) if is_thin else plan
-
-    return replace(
-        run,
-        prefill_plan=whole(run.prefill_plan, run.prefill_gpus),
-        decode_plan=whole(run.decode_plan, run.decode_gpus),
-    )
-
-
 def precision_not_recorded(row: Row, run: MeasuredRun) -> MeasuredRun:
     """Rows without a precision serve the checkpoint as published, in bfloat16."""
     return run if row["precision"] else replace(run, precision="bf16")
@@ -195,7 +177,6 @@ ROW_RULES: tuple[Rule, ...] = (
     concurrency_over_workers,
     workers_not_recorded,
     lengths_drawn_from_a_range,
-    experts_too_thin_to_share,
     precision_not_recorded,
 )
 

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pages import share, show_sections, signed, table, tails
-from benchmarks.records import SILICON, MeasuredRun, read_silicon
+from benchmarks.records import SILICON, MeasuredRun, ServedPlan, configuration, read_silicon
 from benchmarks.runner import parser
 from benchmarks.serving_times.estimates import (
     WAITED,
@@ -44,7 +44,7 @@ from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import step_table
 
 ALIKE, TOLD = 0.15, 0.1  # of TPOT within which two servers are as fast; of throughput beyond which they differ
-MANY_GROUPS = 16
+MANY_GROUPS, THINNEST_SLICE = 16, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,26 @@ class Answered:
         return 1.0, reading[1], others_s, self.state(None).token_s
 
 
+def experts_too_thin_to_share(run: MeasuredRun) -> MeasuredRun:
+    """Kernels for 8 and 4 bits take experts in slices of 128 numbers: ranks that would get less have whole experts."""
+    width = configuration(run.model).get("moe_intermediate_size", 0)
+
+    def whole(plan: ServedPlan, gpus: int) -> ServedPlan:
+        is_thin = plan.experts == 1 and 0 < width < THINNEST_SLICE * gpus
+        return replace(plan, experts=gpus) if is_thin else plan
+
+    return replace(
+        run,
+        prefill_plan=whole(run.prefill_plan, run.prefill_gpus),
+        decode_plan=whole(run.decode_plan, run.decode_gpus),
+    )
+
+
 def recorded() -> list[Workers]:
     """Every disaggregated record with the number of its workers."""
     with SILICON.open(encoding="utf-8", newline="") as lines:
-        pairs = list(zip(csv.DictReader(lines), read_silicon(), strict=True))
+        rows = list(csv.DictReader(lines))
+    pairs = [(row, experts_too_thin_to_share(run)) for row, run in zip(rows, read_silicon(), strict=True)]
     return [
         Workers(
             run=run,
