@@ -28,7 +28,7 @@ def read_lora(text: str | None) -> LoraAdapters | None:
 
 
 def require_adaptable(blocks: EngineBlocks, name: str) -> None:
-    """Refuse a model with layers whose adapters are stored in a way that is not counted here."""
+    """Refuse a model with layers for which vLLM stores adapters in a way that is not counted here."""
     parts = {
         "routed experts": bool(blocks.experts),
         "latent attention": any(layer.latent is not None for layer in blocks.attentions),
@@ -37,7 +37,7 @@ def require_adaptable(blocks: EngineBlocks, name: str) -> None:
     if refused := [what for what, is_there in parts.items() if is_there]:
         raise UsageError(
             f"Adapters of {name} are not counted.",
-            why=f"it has {' and '.join(refused)}, whose adapters vLLM does not store as those of linear layers",
+            why=f"it has {' and '.join(refused)}, and vLLM stores their adapters in another way than for linear layers",
             fix="leave --lora out, or choose a dense model with keys and values in its cache",
         )
 
