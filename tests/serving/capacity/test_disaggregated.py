@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.hardware.links import Link, LinkKind, parse_cluster
@@ -55,6 +55,7 @@ def test_saturated_prefill_workers_read_one_prompt_after_the_other() -> None:
     assert twice.first_token_s < state.first_token_s / 3
 
 
+@settings(deadline=None)
 @given(users=st.integers(1, 200), batched_tokens=st.sampled_from([600, 1500, 8192]))
 def test_one_worker_each_and_an_infinite_link_are_never_faster_than_their_two_bounds(
     users: int, batched_tokens: int
@@ -67,6 +68,7 @@ def test_one_worker_each_and_an_infinite_link_are_never_faster_than_their_two_bo
     assert state.token_s >= pair.decode.at(1).step_s
 
 
+@settings(deadline=None)
 @given(users=st.integers(1, 200), prefills=st.integers(1, 4), decodes=st.integers(1, 4))
 def test_as_many_requests_are_there_as_users(users: int, prefills: int, decodes: int) -> None:
     """Little's law over both sides and what lies between them."""

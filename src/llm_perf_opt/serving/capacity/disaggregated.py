@@ -112,11 +112,14 @@ class WorkerPair:
         reading = self.reading_s(prefills, decodes)
         wait_s, waiting, decoding = reading[1], 0.0, users / decodes
         each = users / prefills
+        most_s = min(
+            prefills * (len(reading) - 1) / reading[-1], decodes * self.decode.at(self.decode.most).requests_per_s
+        )
         for _ in range(_ROUNDS):
             state = self.decode.at(min(self.decode.most, max(1, round(decoding))))
             away_s = self._added_s(state, each, reading) + state.steps * state.step_s
             rate = users / (wait_s + away_s)
-            rate = min(rate, decodes * state.requests_per_s * max(1.0, decoding / state.sequences))
+            rate = min(rate, most_s, decodes * state.requests_per_s * max(1.0, decoding / state.sequences))
             others = max(0.0, 1 - 1 / each)
             last, wait_s = wait_s, _wait_s(reading, others * waiting, others * rate / prefills)
             wait_s = (last + wait_s) / 2

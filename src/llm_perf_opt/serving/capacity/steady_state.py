@@ -301,6 +301,8 @@ class SteadyReplica:
 
     def _reading(self, sequences: int, most: int) -> tuple[float, ...]:
         """Steps that read no prompt, one, two and so on while these sequences decode."""
+        if not self.reads_prompts:  # any number of requests joins a step, and none makes it longer
+            return self._readings.of((sequences, 0), lambda: self._steps_reading(sequences, 0)) * (most + 2)
         held = min(most, self._budget(sequences) // self.mean.new_tokens)
         size = (1 << held.bit_length()) - 1  # worked out once for every smaller number
         return self._readings.of((sequences, size), lambda: self._steps_reading(sequences, size))[: max(held, 1) + 1]
@@ -312,7 +314,7 @@ class SteadyReplica:
         drafted, draft_s = sequences * (self._rows - 1), self._draft_s(sequences) + table.host_s
         plain = table.seconds(sequences, cached, drafted_tokens=drafted) + draft_s
         if not self.reads_prompts:
-            return (plain,) * (most + 2)  # any number of requests joins a step, and none makes it longer
+            return (plain,)
         if prompt > budget:
             chunks = [(min(budget, prompt - before), shared + before) for before in range(0, prompt, budget)]
             steps = [table.seconds(sequences, cached, [chunk], image // len(chunks), drafted) for chunk in chunks]
