@@ -115,9 +115,14 @@ def estimated(runs: Iterable[MeasuredRun]) -> list[Estimated]:
 
 
 def steady_state(run: MeasuredRun, table: StepTable) -> SteadyState:
-    """What `serve` says of these users of one replica. How large its cache was, no record says: all are in it."""
+    """What `serve` says of these users of one replica."""
+    return replica(run, table).at(run.in_flight or 1)
+
+
+def replica(run: MeasuredRun, table: StepTable) -> SteadyReplica:
+    """The replica of a run. How large its cache was, no record says: all its requests are in it."""
     limits = default_limits(find_device(run.device))
-    steady = SteadyReplica(
+    return SteadyReplica(
         table=table,
         mean=MeanRequest(prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens),
         limits=ReplicaLimits(
@@ -126,7 +131,6 @@ def steady_state(run: MeasuredRun, table: StepTable) -> SteadyState:
         is_closed=True,
         client=first_token_shares(run.engine, has_drawn_lengths=has_drawn_lengths(run)),
     )
-    return steady.at(run.in_flight or 1)
 
 
 def _asked(run: MeasuredRun) -> tuple[RankForward, RankForward]:

@@ -21,10 +21,12 @@ from benchmarks.serving_times.estimates import Estimated
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
 from llm_perf_opt.timing.step import request_time
 from llm_perf_opt.timing.step.request_time import (
+    DISAGGREGATED,
     FirstToken,
     Quantiles,
     RequestFit,
     banded,
+    request_fit,
     time_to_first,
 )
 
@@ -86,12 +88,13 @@ def fitted(records: Sequence[Estimated], gap_s: float = LAUNCH_GAP_S) -> Request
         senders[record.sender].append(record)
         senders[ALL].append(record)
     shares = {name: _shares(some) for name, some in senders.items() if len(some) >= FEWEST}
+    others = {name: kept for name, kept in request_fit().first_token.items() if name.endswith(DISAGGREGATED)}
     fit = RequestFit(
         fitted_to="silicon_sample.csv, aggregated, without the frozen systems and models",
         records=len(clean),
         tpot=_quantiles([(record.run.tpot_s or 0) / at_gap(record, gap_s).tpot_s for record in records]),
         ttft=Quantiles(low=1.0, high=1.0),
-        first_token=shares,
+        first_token=shares | others,
     )
     return replace(fit, ttft=_quantiles([(record.run.ttft_s or 0) / _ttft(record, fit) for record in clean]))
 

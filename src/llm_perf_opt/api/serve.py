@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,10 +15,13 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import Cluster, device_names, find_hardware
 from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
 from llm_perf_opt.core.report import Level, Note, Report, counted
-from llm_perf_opt.core.units import format_number_of, format_ratio
+from llm_perf_opt.core.units import format_bytes, format_number_of, format_ratio, format_seconds
 from llm_perf_opt.core.workload import ANSWER_TOKENS
+from llm_perf_opt.serving.adapters import adapter_bytes, read_lora
+from llm_perf_opt.serving.capacity.disaggregated import UnknownLink
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
+from llm_perf_opt.serving.capacity.pair_search import paired_fleets
 from llm_perf_opt.serving.capacity.replay_report import shares_table
 from llm_perf_opt.serving.capacity.search import SearchSpace, taken_plan
 from llm_perf_opt.serving.capacity.sizing import (
@@ -47,10 +51,15 @@ from llm_perf_opt.serving.speculation import Speculation, read_speculation
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
+from llm_perf_opt.timing.step.engine_blocks import LoraAdapters
+from llm_perf_opt.timing.step.engine_step import are_rows_sent
 from llm_perf_opt.tracing.origin import Origin, find_origin
 from llm_perf_opt.tracing.traced_run import TracedRun
 
+log = logging.getLogger(__name__)
+
 _SAMPLE = 1000  # the mean of this many requests represents all
+_ALL_TO_ALL = "deepep_low_latency"  # vLLM's own choice sends every row to every rank
 _MOST_REPLAYED, _ROUNDS = 3, 8  # fleets, and requests of each user
 
 
@@ -150,6 +159,8 @@ class ServeAnswer(Answer):
             yield Note(
                 f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
+        yield from _transfer_notes(self.best)
+        yield from _lora_notes(self.best or next(iter(self.fleets), None))
         yield from _speculation_notes(self.best or next(iter(self.fleets), None))
         if self.demand.is_engine_only:
             yield Note("TTFT is the engine's alone: HTTP, tokenizing and sending the answer are left out.")
@@ -174,12 +185,23 @@ class ServeAnswer(Answer):
             raise UsageError(
                 "There is nothing to start.", why="no fleet does what was asked", fix="loosen --slo, or name other GPUs"
             )
+        if best.prefill is not None:
+            raise UsageError(
+                "There are no files that start prefill and decode workers.",
+                why="their router and the way of the cache depend on the installation",
+                fix="write the files of one side: leave --disaggregate out, and fix its plan with --tp",
+            )
         candidate, device = best.candidate, best.candidate.cluster.device
         seen = SeenDevice(
             name=device.name, memory_bytes=device.memory_bytes, capability=(0, 0), compute_units=0
         )  # which only a replay asks
+        settings = candidate.served.settings(Path(self._source), device, candidate.replica, seen)
+        if best.engine == "vllm" and any(
+            are_rows_sent(block, settings.plan) for block in candidate.served.blocks.experts
+        ):
+            settings = replace(settings, more={**settings.more, "all2all_backend": _ALL_TO_ALL})
         deployment = EngineDeployment(
-            settings=candidate.served.settings(Path(self._source), device, candidate.replica, seen),
+            settings=settings,
             model=self._source,
             is_folder=Path(self._source).is_dir(),
             device=device,
@@ -234,6 +256,8 @@ def serve(
     replay: bool = False,
     speculate: str | None = None,
     shared_prefix: float | None = None,
+    disaggregate: bool = False,
+    lora: str | None = None,
     max_gpus: int = MOST_GPUS,
     devices_file: Path | None = None,
     **workload: Any,
@@ -250,16 +274,27 @@ def serve(
     - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
     - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
     - `shared_prefix`: the share of each prompt, from 0 to 1, that is the same in all and stays in the cache.
+    - `disaggregate`: prefill and decode on separate GPUs, with the counts and plans of both searched.
+    - `lora`: `64x16`: 64 adapters of rank 16 in the memory of every replica, each asked for as often as the others.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
     - `weights`, `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
+    adapters = read_lora(lora)
+    if replay and (disaggregate or adapters is not None):
+        raise UsageError(
+            f"Replays {'do not disaggregate' if disaggregate else 'have no adapters'}.",
+            why="a replay has one scheduler, for prompts and decode steps of requests without adapters",
+            fix="leave one of the two out",
+        )
     fixed_plan = replace(
         taken_plan(workload, slo, is_alone=False), speculation=_speculation(speculate, is_replayed=replay)
     )
     served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
+    if adapters is not None:
+        served = served.with_lora(adapters)
     demand = Demand(
         mean=_mean_of(declared, served),
         users=users,
@@ -271,9 +306,10 @@ def serve(
         max_gpus=max_gpus,
     )
     models = [served, *(served.with_engine(name) for name in engines[1:])]
+    _require_vllm(engines, adapters)
     source = model.name if isinstance(model, TracedRun) else str(model)
     question = _Question(source, demand, declared, refused=[], choices=choices)
-    return _answered(question, models, fixed_plan, prices, is_replayed=replay)
+    return _answered(question, models, fixed_plan, prices, is_replayed=replay, is_disaggregated=disaggregate)
 
 
 def _answered(
@@ -283,16 +319,38 @@ def _answered(
     prices: Mapping[str, float] | None,
     *,
     is_replayed: bool,
+    is_disaggregated: bool,
 ) -> ServeAnswer:
     with shared_work():
-        plans = [
-            replace(fleet, price_per_hour=hourly_price(fleet.device, prices))
-            for fleet in sized_fleets(models, question.choices, question.demand, space, question.refused)
-        ]
+        fleets = list(sized_fleets(models, question.choices, question.demand, space, question.refused))
+        if is_disaggregated:
+            fleets += _paired(fleets, question)
+        plans = [replace(fleet, price_per_hour=hourly_price(fleet.device, prices)) for fleet in fleets]
         answer = question.answer(models[0], ranked(plans), is_replayed=is_replayed)
     for served in models:
         served.let_go()
     return answer
+
+
+def _paired(fleets: Sequence[SizedFleet], question: _Question) -> list[SizedFleet]:
+    """The same GPUs and engines with prefill and decode on separate ones."""
+    pairs: list[SizedFleet] = []
+    for choice in question.choices:
+        own = [fleet for fleet in fleets if fleet.candidate.cluster == choice.cluster]
+        try:
+            for engine in dict.fromkeys(fleet.engine for fleet in own):
+                pairs += paired_fleets([fleet for fleet in own if fleet.engine == engine], choice, question.demand)
+        except UnknownLink as error:
+            if len(question.choices) == 1:
+                raise
+            log.warning("%s is not disaggregated. %s", choice.cluster.device.id, error.what)
+    if not pairs:
+        raise UsageError(
+            "There are too few GPUs for prefill and decode on separate ones.",
+            why="each side needs the GPUs of one plan that fits",
+            fix="allow more with --max-gpus or in --gpus, or leave --disaggregate out",
+        )
+    return pairs
 
 
 def _speculation(text: str | None, *, is_replayed: bool) -> Speculation | None:
@@ -390,7 +448,9 @@ def _replayed(
 def _shares(fleet: SizedFleet) -> Mapping[str, float]:
     candidate = fleet.candidate
     considered = replace(candidate.replica.considered, best=fleet.state)
-    return candidate.served.step_shares(candidate.cluster, considered, fleet.demand.mean)
+    return candidate.served.step_shares(
+        candidate.cluster, considered, fleet.demand.mean, reads_prompts=fleet.prefill is None
+    )
 
 
 def _why_unmeasured() -> str:
@@ -488,6 +548,38 @@ def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:
         f"{format_number_of(at, 'sequence')} here; tokens come sooner than without it "
         f"{worth if most else 'at no load'}. {takes}"
     )
+
+
+def _require_vllm(engines: Sequence[str], adapters: LoraAdapters | None) -> None:
+    if adapters is not None and engines != [DEFAULT_KERNEL_ENGINE]:
+        raise UsageError(
+            "Adapters are counted for vLLM alone.",
+            why="other engines store them in another way",
+            fix="leave --engine out",
+        )
+
+
+def _lora_notes(fleet: SizedFleet | None) -> Iterator[Note]:
+    """What the adapters take of memory and of a step."""
+    if fleet is None or (lora := fleet.candidate.served.lora) is None:
+        return
+    plan, blocks = fleet.candidate.replica.considered.plan, fleet.candidate.served.blocks
+    held = adapter_bytes(blocks, lora, plan.tp) // plan.pp
+    kernels = 2 * sum(matmul.layers for matmul in blocks.matmuls)
+    yield Note(
+        f"{counted(lora.count, 'adapter')} of rank {lora.rank} take {format_bytes(held)} on each GPU "
+        f"({format_bytes(held // lora.count)} each) and {format_number_of(kernels, 'kernel')} in each step, which "
+        f"meets {lora.active(fleet.state.sequences):.3g} of them."
+    )
+
+
+def _transfer_notes(fleet: SizedFleet | None) -> Iterator[Note]:
+    """How the cache gets from one side to the other, and how busy the prefill workers are."""
+    if fleet is not None and (prefill := fleet.prefill) is not None:
+        yield Note(
+            f"Prefill workers are busy {format_ratio(min(1.0, prefill.load))} of the time. The cache of a prompt takes "
+            f"{format_seconds(prefill.transfer_s)} on the link to the decode workers."
+        )
 
 
 def _asked_text(demand: Demand, declared: DeclaredTraffic) -> str:

@@ -48,6 +48,8 @@ _IN_TRAFFIC = (
     "replay",
     "speculate",
     "shared_prefix",
+    "disaggregate",
+    "lora",
 )  # what requests say for themselves
 _OF_REQUESTS = ("batch", "decode_steps", "new_tokens", "prompt_tokens", "image", "crops")
 
@@ -94,6 +96,12 @@ class DemandOptions(OptionRecord):
     )
     shared_prefix: float | None = option(
         None, metavar="SHARE", help="Share of each prompt that all requests begin with, and find in the cache: 0.6."
+    )
+    disaggregate: bool = option(
+        False, help="Prefill and decode on separate GPUs: search the number and the plan of both kinds of workers."
+    )
+    lora: str | None = option(
+        None, metavar="NxRANK", help="LoRA adapters in the memory of each replica: 64x16 is 64 of rank 16."
     )
     engine_only: bool = option(False, help="TTFT as the engine sees it: without HTTP, tokenizing and clients.")
     max_gpus: int = option(512, at_least=1, help="Largest fleet to consider.")
@@ -192,6 +200,12 @@ def serve(
     Every plan that fits is tried, in its steady state, with as many GPUs as --users, --rate or --pages need. With
     --traffic vLLM's own scheduler replays those requests. The exit code is 3 if no fleet meets the --slo.
     """
+    if write is not None and demand.disaggregate:
+        raise UsageError(
+            "--write and --disaggregate exclude each other.",
+            why="files that start workers of two kinds and their router are not known",
+            fix="leave one of the two out",
+        )
     reporter = choose_reporter(format_name, json_wanted)
     reserve_page(out, force=force)
     files = _Files(out=out, write=write, chrome_trace=demand.chrome_trace, force=force)
@@ -263,6 +277,8 @@ class _Files:
         if not isinstance(answer, ServeAnswer):
             return "--out capacity.html for the charts, --chrome-trace replay.json for Perfetto"
         starts = (
-            "" if self.write is not None or answer.best is None else "--write deploy/ for the files that start it, "
+            ""
+            if self.write is not None or answer.best is None or answer.best.prefill is not None
+            else "--write deploy/ for the files that start it, "
         )
         return f"{starts}--out serve.html for the chart"

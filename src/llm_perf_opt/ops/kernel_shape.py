@@ -52,7 +52,8 @@ class ExpertsShape:
     """The routed experts of one layer in one grouped kernel: up, gate and down, without router and shared expert.
 
     `tokens`, `experts` and `inner` count all ranks together; `tensor_ranks` share each expert, `expert_ranks` have
-    experts of their own. Experts that are not `is_gated` have up and down alone.
+    experts of their own. Experts that are not `is_gated` have up and down alone. Where rows are sent, a rank gets those
+    of its own experts and no others; else it has all rows and picks its own.
     """
 
     tokens: int
@@ -64,6 +65,7 @@ class ExpertsShape:
     expert_ranks: int = 1
     weight_format: str = "bfloat16"
     is_gated: bool = True
+    are_rows_sent: bool = False
 
     @property
     def inner_of_rank(self) -> int:
@@ -97,4 +99,14 @@ class StateShape:
     value_heads: int = 0
 
 
-KernelShape = MatmulShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterShape:
+    """One side of the LoRA adapters of a linear layer: `width` numbers of each row to the rank, or back."""
+
+    rows: int
+    width: int
+    rank: int
+    is_shrink: bool
+
+
+KernelShape = MatmulShape | AttentionShape | ExpertsShape | LatentModuleShape | StateShape | AdapterShape

@@ -21,9 +21,11 @@ from llm_perf_opt.core.protocols import WritesEngineFolder
 from llm_perf_opt.core.recent import Recent
 from llm_perf_opt.core.report import Note
 from llm_perf_opt.core.store import entry_key, store_folder, stored_record
+from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.workload import PageSize, Workload
 from llm_perf_opt.costs.memory.kv_cache import DECODE
 from llm_perf_opt.costs.run_description import deployment_notes
+from llm_perf_opt.serving.adapters import adapter_bytes, require_adaptable
 from llm_perf_opt.serving.capacity.fleets import Considered
 from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, most_requests
@@ -38,7 +40,7 @@ from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.timing.kernels.table_sets import active_set
 from llm_perf_opt.timing.predict import predict
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, source_of
-from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, engine_blocks
+from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, LoraAdapters, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward
 from llm_perf_opt.timing.step.request_time import FirstToken
 from llm_perf_opt.timing.step.step_table import Curve, StepTable
@@ -97,6 +99,14 @@ class ServedModel:
         self._held = Recent[tuple[str, ParallelPlan, BatchLimits], tuple[RankMemory, ...]](_MOST_MEMORIES)
         self._replicas = Recent[tuple[Any, ...], Replica | None](_MOST_REPLICAS)
         self._steps = StepTimes(self._found_blocks, origin.name, engine)
+        self.lora: LoraAdapters | None = None
+
+    def with_lora(self, lora: LoraAdapters) -> ServedModel:
+        """The same traces with adapters in every linear layer."""
+        other = ServedModel(self.origin, self._pages, self.engine, made=self._made)
+        require_adaptable(self.blocks, self.origin.name)
+        other.lora, other._page_traces = lora, self._page_traces
+        return other
 
     def with_engine(self, engine: str) -> ServedModel:
         """The same traces, timed by the kernels of another engine."""
@@ -151,9 +161,10 @@ class ServedModel:
 
     def _found_blocks(self) -> EngineBlocks:
         ingredients = None if self._ingredients is None else {"of": self._ingredients}
-        return stored_record(
+        blocks = stored_record(
             "decoders", ingredients, self.origin.name, EngineBlocks, lambda: engine_blocks(self._decode)
         )
+        return blocks if self.lora is None else replace(blocks, lora=self.lora)
 
     @cached_property
     def _ingredients(self) -> list[Mapping[str, Any]] | None:
@@ -189,6 +200,11 @@ class ServedModel:
             )
 
         return self._held.of((device.id, plan, limits), found)
+
+    def cache_bytes(self, device: Device, plan: ParallelPlan, tokens: int) -> int:
+        """What the fullest rank of a plan keeps of a sequence of this many tokens, in whole blocks."""
+        memory = self._memory(device, plan, default_limits(device))
+        return max((rank.cache.bytes_at(tokens) for rank in memory if rank.cache is not None), default=0)
 
     def page_tokens(self, size: PageSize) -> PageTokens:
         """The tokens of a page by the model's own rule: its adapter is asked once for each size."""
@@ -258,6 +274,8 @@ class ServedModel:
                 why="its decode step keeps no keys and values that a trace could see",
                 fix="trace a model with a cache",
             )
+        if self.lora is not None:
+            fit = _with_more_weights(fit, adapter_bytes(self.blocks, self.lora, plan.tp) // plan.pp)
         if speculation is not None and speculation.has_layer:
             fit = self._with_drafter(fit)
         if (fit.cache_tokens or 0) < length:
@@ -298,15 +316,9 @@ class ServedModel:
     def _with_drafter(self, fit: ServingFit) -> ServingFit:
         """The room that is left where one layer more is held: its weights, and its share of each token's cache."""
         assert fit.room_bytes is not None and fit.cache_tokens is not None and fit.weights_bytes is not None
-        layer_bytes = fit.weights_bytes // self.layers
-        left = max(0, fit.room_bytes - layer_bytes)
-        tokens = fit.cache_tokens * left * self.layers // (max(1, fit.room_bytes) * (self.layers + 1))
-        return replace(
-            fit,
-            weights_bytes=fit.weights_bytes + layer_bytes,
-            room_bytes=left,
-            cache_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS,
-        )
+        held = _with_more_weights(fit, fit.weights_bytes // self.layers)
+        tokens = (held.cache_tokens or 0) * self.layers // (self.layers + 1)
+        return replace(held, cache_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS)
 
     def settings(
         self, folder: Path, device: Device, replica: Replica, seen: SeenDevice | None = None
@@ -322,7 +334,10 @@ class ServedModel:
             cache_bytes=fit.room_bytes,
             max_sequences=considered.max_sequences,
             max_batched_tokens=considered.max_batched_tokens,
-            more={} if speculation is None else {"speculative_config": speculation.vllm_setting()},
+            more={
+                **({} if speculation is None else {"speculative_config": speculation.vllm_setting()}),
+                **({} if (lora := self.lora) is None else _lora_settings(lora)),
+            },
         )
 
     def is_measured(self, cluster: Cluster) -> bool:
@@ -333,12 +348,14 @@ class ServedModel:
         table = self._steps.table(device, plan, cluster)
         return replace(table, images=self._encoder(device)) if self._pages else table
 
-    def step_shares(self, cluster: Cluster, considered: Considered, mean: MeanRequest) -> dict[str, float]:
+    def step_shares(
+        self, cluster: Cluster, considered: Considered, mean: MeanRequest, *, reads_prompts: bool = True
+    ) -> dict[str, float]:
         """Seconds of the best state's mean step by what they are spent on, decoding and its share of the prompts."""
         if (state := considered.best) is None:
             return {}
         plan = considered.plan
-        prompt, prompts = mean.new_tokens, state.sequences / state.steps
+        prompt, prompts = mean.new_tokens, state.sequences / state.steps if reads_prompts else 0.0
         forwards = (
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
             (prompts, Forward(sequences=1, queries=prompt, keys=prompt + round(mean.shared_tokens))),
@@ -402,6 +419,23 @@ class ServedModel:
                 log.info("Page of %s, %d image tokens", by_tokens[tokens].name, tokens)
                 self._page_traces.append((tokens, self._traced(self._page_origin(by_tokens[tokens].text))))
         return self._page_traces
+
+
+def _with_more_weights(fit: ServingFit, more_bytes: int) -> ServingFit:
+    """The room that is left where this much more is held next to the weights."""
+    assert fit.room_bytes is not None and fit.cache_tokens is not None and fit.weights_bytes is not None
+    left = max(0, fit.room_bytes - more_bytes)
+    tokens = fit.cache_tokens * left // max(1, fit.room_bytes)
+    return replace(
+        fit,
+        weights_bytes=fit.weights_bytes + more_bytes,
+        room_bytes=left,
+        cache_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS,
+    )
+
+
+def _lora_settings(lora: LoraAdapters) -> dict[str, Json]:
+    return {"enable_lora": True, "max_loras": lora.count, "max_lora_rank": lora.rank}
 
 
 _MODELS = Recent[str, ServedModel](_MOST_MODELS)

@@ -25,7 +25,7 @@ _RARE, _LIKELY = 1e-6, 1e-2
 _PARTS = 8  # of a step in which a request may come
 _LARGE = 1e100
 _MOST_KEPT = 32  # distributions, in memory
-_FULL = 0.95  # of the time: beyond, the queue is as long as the traffic lasts
+FULL = 0.95  # of the time: beyond, the queue is as long as the traffic lasts
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +92,8 @@ class PromptQueue:
     """`reading_s` are the steps that read no prompt, one, two and so on: the last is of as many as a step takes.
 
     A prompt that takes several steps is read alone, and one step here stands for all of them. With `users` each asks
-    again when an answer ends, and `per_step` of those answers end in a step. An `idle` share of the requests finds
+    again when an answer ends, and `per_step` of those answers end in a step; where the answers are made on other GPUs,
+    each user is away for `away_s` instead, however many steps are made here. An `idle` share of the requests finds
     nothing running and takes `alone_s`.
     """
 
@@ -100,6 +101,7 @@ class PromptQueue:
     reading_s: tuple[float, ...]
     users: int | None = None
     per_step: float = 0.0
+    away_s: float | None = None
     idle: float = 0.0
     alone_s: float = 0.0
 
@@ -116,7 +118,7 @@ class PromptQueue:
     @property
     def is_full(self) -> bool:
         """Whether requests come faster than prompts are read, or nearly so."""
-        return self.users is None and self.load >= _FULL
+        return self.users is None and self.load >= FULL
 
     def waits(self) -> Waits:
         """The distribution of the time from a request's arrival to its first token."""
@@ -156,15 +158,47 @@ class PromptQueue:
     def _most_queued(self) -> int:
         """Beyond it a queue is too rare to matter."""
         mean = self.per_step or self.requests_per_s * self.reading_s[0]
-        likely = round(mean + 8 * mean**0.5 + _QUEUED / (1 - min(self.load, _FULL)))
+        likely = round(mean + 8 * mean**0.5 + _QUEUED / (1 - min(self.load, FULL)))
         return int(likely if self.users is None else min(likely, self.users))
 
     def _come(self, queued: NDArray[np.int64], lasts: Floats) -> Floats:
         """How many come on average in a step, by the queue it begins with."""
         if self.users is None:
             return lasts * self.requests_per_s
+        if self.away_s is not None:
+            return lasts * (self.users - queued) / self.away_s
         come: Floats = self.per_step * (self.users - queued) / self.users
         return come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedQueue:
+    """A queue before workers that read prompts, and what comes between its end and the first token elsewhere.
+
+    `wait_s` is the mean time in the queue and in the step that reads the prompt.
+    """
+
+    first: PromptQueue
+    wait_s: float
+    added_s: float
+
+    @property
+    def users(self) -> int | None:
+        """Of the queue."""
+        return self.first.users
+
+    @property
+    def is_full(self) -> bool:
+        """Whether requests come faster than prompts are read, or nearly so."""
+        return self.first.is_full
+
+    def first_token_at(self, share: float) -> float:
+        """What a share of the requests waits at most; where users wait for busy workers all wait as long."""
+        expected_s = self.wait_s + self.added_s
+        if share == 0.5 or self.first.load >= FULL:
+            return expected_s
+        waits = self.first.waits()
+        return expected_s + waits.at(share) - waits.at(0.5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -63,8 +63,26 @@ class GpuChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSide:
+    """The workers of a fleet that only read prompts: their plan, how busy they are, and how a cache leaves them."""
+
+    plan: ParallelPlan
+    workers: int
+    load: float
+    transfer_s: float
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of all of them."""
+        return self.workers * self.plan.replica_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SizedFleet:
-    """Replicas of one plan and their steady state. `broken` names a limit that no number of them meets, or is None."""
+    """Replicas of one plan and their steady state. `broken` names a limit that no number of them meets, or is None.
+
+    With a `prefill` side the replicas only decode.
+    """
 
     candidate: PlanCandidate
     demand: Demand
@@ -73,11 +91,13 @@ class SizedFleet:
     broken: str | None
     limit: str  # the bottleneck: what the next requests would meet first
     price_per_hour: float | None = None  # of one GPU
+    prefill: PrefillSide | None = None
 
     @property
     def gpus(self) -> int:
-        """The GPUs of all replicas."""
-        return self.replicas * self.candidate.replica.considered.plan.replica_ranks
+        """The GPUs of all replicas and of the workers that only read prompts."""
+        own = self.replicas * self.candidate.replica.considered.plan.replica_ranks
+        return own if self.prefill is None else own + self.prefill.gpus
 
     @property
     def device(self) -> str:
@@ -92,8 +112,8 @@ class SizedFleet:
     @property
     def load(self) -> float | None:
         """Throughput over the highest throughput of the replicas; None where users wait for their answers."""
-        if self.demand.requests_per_s is None:
-            return None
+        if self.demand.requests_per_s is None or self.prefill is not None:
+            return None if self.prefill is None else self.prefill.load
         most = max(state.requests_per_s for state in self.candidate.replica.considered.states)
         return self.state.requests_per_s / most
 
@@ -104,8 +124,16 @@ class SizedFleet:
 
     @property
     def plan(self) -> str:
-        """The plan of one replica."""
-        return self.candidate.replica.considered.plan.describe()
+        """The plan of one replica, or the workers of both kinds."""
+        plan = self.candidate.replica.considered.plan.describe()
+        if self.prefill is None:
+            return plan
+        return f"prefill {self.prefill.workers} x {self.prefill.plan.describe()}, decode {self.replicas} x {plan}"
+
+    @property
+    def prompt_share(self) -> float:
+        """The share of the cost that is for prompts: of the time, or of the GPUs where prompts have their own."""
+        return self.state.prompt_share if self.prefill is None else self.prefill.gpus / self.gpus
 
     @property
     def requests_per_s(self) -> float:
@@ -163,12 +191,12 @@ class SizedFleet:
     @property
     def cost_per_million_output(self) -> float | None:
         """The cost of the time that steps spend on decoding, over the output tokens."""
-        return self._per_million(1 - self.state.prompt_share, self.output_tokens_per_s)
+        return self._per_million(1 - self.prompt_share, self.output_tokens_per_s)
 
     @property
     def cost_per_million_input(self) -> float | None:
         """The cost of the time that steps spend on prompts, over the input tokens."""
-        return self._per_million(self.state.prompt_share, self.requests_per_s * self.demand.mean.prompt_tokens)
+        return self._per_million(self.prompt_share, self.requests_per_s * self.demand.mean.prompt_tokens)
 
     @property
     def cost_per_million_requests(self) -> float | None:
@@ -373,19 +401,21 @@ def ranked(fleets: Iterable[SizedFleet]) -> list[SizedFleet]:
     """Fleets that meet the demand come first, the cheapest first; a fleet without a price comes after priced fleets.
 
     Times of a data sheet are what no engine was measured to reach (MLPerf's AMD rows ran 1.7 to 2.3 times slower), so
-    a fleet timed by one comes after fleets timed by measured kernels.
+    a fleet timed by one comes after fleets timed by measured kernels. Where prefill workers were asked for, fleets with
+    them come before the others, which stay to compare.
     """
     return sorted(fleets, key=_rank)
 
 
-def _rank(fleet: SizedFleet) -> tuple[bool, bool, bool, float, int, float]:
+def _rank(fleet: SizedFleet) -> tuple[bool, bool, bool, bool, float, int, float]:
     cost = fleet.job_cost if fleet.demand.deadline is not None else fleet.cost_per_hour
-    return fleet.broken is not None, not fleet.is_measured, cost is None, cost or 0.0, fleet.gpus, fleet.tpot.at_share_s
+    order = fleet.broken is not None, fleet.prefill is None, not fleet.is_measured, cost is None
+    return *order, cost or 0.0, fleet.gpus, fleet.tpot.at_share_s
 
 
 def best_of_each(fleets: Sequence[SizedFleet]) -> list[SizedFleet]:
-    """The first fleet of each GPU and engine."""
-    first_of: dict[tuple[str, str], SizedFleet] = {}
+    """The first fleet of each GPU and engine, with and without prefill workers."""
+    first_of: dict[tuple[str, str, bool], SizedFleet] = {}
     for fleet in fleets:
-        first_of.setdefault((str(fleet.candidate.cluster), fleet.engine), fleet)
+        first_of.setdefault((str(fleet.candidate.cluster), fleet.engine, fleet.prefill is None), fleet)
     return list(first_of.values())

@@ -22,6 +22,7 @@ from llm_perf_opt.core.report import (
 from llm_perf_opt.core.units import format_number_of, format_seconds
 from llm_perf_opt.core.witness import Witness
 from llm_perf_opt.serving.capacity.outcome import TIMES, ReplayOutcome
+from llm_perf_opt.serving.capacity.queueing import PromptQueue
 from llm_perf_opt.serving.capacity.replay_report import rounded_or_none
 from llm_perf_opt.serving.capacity.sizing import NO_LIMIT, Demand, ServedTime, SizedFleet
 from llm_perf_opt.serving.capacity.sizing_witness import (
@@ -44,6 +45,8 @@ _LIMITS = {
     "steps": "GPU time",
     "queue": "arrival rate above throughput",
     "time": "GPU time",
+    "prefill": "prefill workers",
+    "decode": "decode workers",
 }
 
 
@@ -66,7 +69,8 @@ def _rate(requests_per_s: float) -> str:
 
 
 def _take(fleet: SizedFleet, demand: Demand) -> str:
-    replicas = f"{fleet.replicas} replicas of {fleet.plan}" if fleet.replicas > 1 else fleet.plan
+    is_counted = fleet.replicas > 1 and fleet.prefill is None
+    replicas = f"{fleet.replicas} replicas of {fleet.plan}" if is_counted else fleet.plan
     what = {
         "users": None if demand.users is None else f"serves {counted(demand.users, 'user')}",
         "rate": None if demand.requests_per_s is None else f"sustains {_rate(demand.requests_per_s)}",
@@ -133,7 +137,10 @@ def _others(best: SizedFleet, others: Sequence[SizedFleet], broken: Sequence[Siz
         second = comparable[0]
         more = _more(best, second)
         name = f"{second.gpus} x {second.device} ({second.plan}, {_ENGINES[second.engine]})"
-        parts.append(f"The runner-up is {name}" if more is None else f"The runner-up, {name}, costs {more}")
+        what = "The runner-up"
+        if best.prefill is not None and second.prefill is None:
+            what = "With prefill and decode on the same GPUs the best"
+        parts.append(f"{what} is {name}" if more is None else f"{what}, {name}, costs {more}")
     if by_sheet:
         cheapest = by_sheet[0]
         more = _more(best, cheapest)
@@ -167,14 +174,15 @@ def _without(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None)
 
 def _reason(fleet: SizedFleet) -> str:
     """Which limit the fleet breaks, in a few words: `TPOT`, `throughput too low`."""
-    named = {"queue": "throughput too low", "cache": "KV cache too small for all users"}
+    named = {"queue": "throughput too low", "decode": "throughput too low", "cache": "KV cache too small for all users"}
     broken = fleet.broken or ""
     return named.get(broken, broken if broken in TIMES.values() else f"more than {broken}")
 
 
 def _with_reason(fleet: SizedFleet) -> str:
     """`l4 (TPOT above the SLO)`."""
-    return f"{fleet.device} ({_reason(fleet)}{' above the SLO' if fleet.broken in TIMES.values() else ''})"
+    name = fleet.device if fleet.prefill is None else f"{fleet.device} disaggregated"
+    return f"{name} ({_reason(fleet)}{' above the SLO' if fleet.broken in TIMES.values() else ''})"
 
 
 def limit_text(fleet: SizedFleet) -> str:
@@ -266,7 +274,9 @@ def replayed_table(fleets: Sequence[tuple[SizedFleet, ReplayOutcome]], demand: D
     """The steady state next to vLLM's own scheduler on the same step times; TTFT as the engine sees it."""
     rows: list[tuple[Cell, ...]] = []
     for fleet, outcome in fleets:
-        name, state, waits = f"{fleet.gpus} x {fleet.device}", fleet.state, fleet.state.queue.waits()
+        name, state, queue = f"{fleet.gpus} x {fleet.device}", fleet.state, fleet.state.queue
+        assert isinstance(queue, PromptQueue), "a replay has no prefill workers"
+        waits = queue.waits()
         pairs = [("requests/s", fleet.replicas * state.requests_per_s, outcome.requests_per_s)]
         shares = (0.5, demand.share)
         pairs += [(f"TTFT p{share * 100:g}, s", waits.at(share), outcome.ttft.at(share)) for share in shares]
@@ -335,7 +345,7 @@ def frontier_chart(fleets: Sequence[SizedFleet], best: SizedFleet | None) -> Cha
 
 def _by_gpu(fleets: Sequence[SizedFleet]) -> dict[str, list[tuple[float, float]]]:
     points_of: dict[str, list[tuple[float, float]]] = {}
-    for fleet in fleets:
+    for fleet in (fleet for fleet in fleets if fleet.prefill is None):
         considered = fleet.candidate.replica.considered
         name = f"{fleet.device}, {_ENGINES[fleet.engine]}"
         points_of.setdefault(name, []).extend(

@@ -27,7 +27,7 @@ import numpy as np
 from llm_perf_opt.core.recent import Recent
 from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.serving.capacity.outcome import Slo
-from llm_perf_opt.serving.capacity.queueing import Crowd, PromptQueue, most_read, poisson_chances
+from llm_perf_opt.serving.capacity.queueing import Crowd, PromptQueue, RelayedQueue, most_read, poisson_chances
 from llm_perf_opt.serving.requests import Traffic
 from llm_perf_opt.serving.speculation import Speculation
 from llm_perf_opt.timing.step.request_time import FirstToken, time_to_first
@@ -112,7 +112,7 @@ class SteadyState:
     output_tokens: float
     plain_s: float
     alone_s: float
-    queue: PromptQueue
+    queue: PromptQueue | RelayedQueue
     client: FirstToken | None = None
     crowd: Crowd | None = None
     next_s: float = 0.0
@@ -142,6 +142,8 @@ class SteadyState:
 
     def first_token_at(self, share: float) -> float:
         """What a share of the requests waits at most. What clients see beyond the engine was measured in the median."""
+        if isinstance(self.queue, RelayedQueue):
+            return self.queue.first_token_at(share)
         if self.client is None:
             return self.queue.waits().at(share)
         seen = time_to_first(self.step_s, self.alone_s, self.sequences, self.client)
@@ -199,6 +201,7 @@ class SteadyReplica:
     client: FirstToken | None = None
     speculation: Speculation | None = None
     layers: int = 1  # of the model, of which a drafter is one more
+    reads_prompts: bool = True  # False: other GPUs do, and send what the cache has to hold
     _known: Recent[int, SteadyState] = field(
         default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
     )
@@ -228,7 +231,7 @@ class SteadyReplica:
         """Sequences that its cache, its scheduler and the tokens of a step hold; at least one."""
         own = self.mean.prompt_tokens + self.mean.output_tokens - self.mean.shared_tokens
         by_cache = (self.limits.cache_tokens - self.mean.shared_tokens) / own
-        by_tokens = self.limits.batched_tokens / (self._rows + self.mean.new_tokens / self._steps)
+        by_tokens = self.limits.batched_tokens / (self._rows + self._new_tokens / self._steps)
         return max(1, int(min(self.limits.sequences, by_cache, by_tokens)))
 
     def states(self) -> Iterator[SteadyState]:
@@ -275,8 +278,15 @@ class SteadyReplica:
         return best
 
     @property
+    def _new_tokens(self) -> int:
+        """Tokens of a prompt that the steps of this replica read."""
+        return self.mean.new_tokens if self.reads_prompts else 0
+
+    @property
     def _alone_s(self) -> float:
-        """A prompt with no other sequence in the step."""
+        """A prompt with no other sequence in the step; where prompts are read elsewhere, a step of one sequence."""
+        if not self.reads_prompts:
+            return self._plain_s(1)
         chunk, table = (self.mean.new_tokens, round(self.mean.shared_tokens)), self.table
         seconds = self._readings.of((0, 1), lambda: (table.seconds(0, 0, [chunk], round(self.mean.image_tokens)),))
         return seconds[0] + table.host_s
@@ -287,10 +297,12 @@ class SteadyReplica:
 
     def _steps_of_prompt(self, sequences: int) -> int:
         """How many steps read one prompt: several where it is longer than the tokens of a step."""
-        return ceil(self.mean.new_tokens / self._budget(sequences))
+        return max(1, ceil(self._new_tokens / self._budget(sequences)))
 
     def _reading(self, sequences: int, most: int) -> tuple[float, ...]:
         """Steps that read no prompt, one, two and so on while these sequences decode."""
+        if not self.reads_prompts:  # any number of requests joins a step, and none makes it longer
+            return self._readings.of((sequences, 0), lambda: self._steps_reading(sequences, 0)) * (most + 2)
         held = min(most, self._budget(sequences) // self.mean.new_tokens)
         size = (1 << held.bit_length()) - 1  # worked out once for every smaller number
         return self._readings.of((sequences, size), lambda: self._steps_reading(sequences, size))[: max(held, 1) + 1]
@@ -301,6 +313,8 @@ class SteadyReplica:
         image, budget = round(mean.image_tokens), self._budget(sequences)
         drafted, draft_s = sequences * (self._rows - 1), self._draft_s(sequences) + table.host_s
         plain = table.seconds(sequences, cached, drafted_tokens=drafted) + draft_s
+        if not self.reads_prompts:
+            return (plain,)
         if prompt > budget:
             chunks = [(min(budget, prompt - before), shared + before) for before in range(0, prompt, budget)]
             steps = [table.seconds(sequences, cached, [chunk], image // len(chunks), drafted) for chunk in chunks]
@@ -333,6 +347,7 @@ class SteadyReplica:
         decoding = crowd.chances[1:] * numbers
         step = float(decoding.sum()) / (requests_per_s * self._steps)  # by Little's law
         state = self.at(max(1, round(crowd.mean)))
+        assert isinstance(state.queue, PromptQueue), "no state of one replica has another"
         low, high = max(0, state.sequences - 2), min(self.most, state.sequences + 1) - 1
         return replace(
             state,

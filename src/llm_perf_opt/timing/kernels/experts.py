@@ -22,6 +22,10 @@ DISTRIBUTIONS = ("power_law_1.2", "power_law_1.01", "balanced")
 # Experts without a gate have two matrices, not three. They are another kernel, which TensorRT-LLM's rows name. Rows of
 # vLLM for such a model's layer are not marked; read as gated ones they would be faster than memory.
 GATED = "kernel_source not like '%nongated%'"
+TABLE_NAME = "moe"
+# Each rank with the rows of its own experts alone. Deployments this wide spread busy experts over ranks.
+_SENT = {"trtllm": "wideep_moe", "sglang": "wideep_generation_moe"}
+_SPREAD = "power_law_1.2_eplb"
 _NOT_GATED = "kernel_source like '%nongated%'"
 # Table format -> bytes of a stored weight and of an activation.
 STORED_BYTES: dict[str, tuple[float, float]] = {
@@ -147,13 +151,25 @@ class ExpertsTables:
 
     def __init__(self, system: SystemForDevice, engine: str | None) -> None:
         self._system, self._engine = system, engine
-        self._tables: dict[tuple[str, str, bool], ExpertsTable | None] = {}
+        self._tables: dict[tuple[str, str, bool, str], ExpertsTable | None] = {}
 
-    def estimate(self, query: ExpertsQuery, name: str, *, is_gated: bool = True) -> Estimate:
+    def estimate(
+        self, query: ExpertsQuery, name: str, *, is_gated: bool = True, are_rows_sent: bool = False
+    ) -> Estimate:
         """Times of expert layers with weights of one format."""
         plan = format_plan(name)
         if plan is None:
             return Estimate.unknown(len(query))
+        if are_rows_sent and is_gated:
+            whole = self.estimate(query, name)
+            sent = [
+                _only_better_than_scaled(table.estimate(query, self._system))
+                for table_format in table_formats(name)
+                for engine, rows in _SENT.items()
+                if (table := self._built(engine, table_format, is_gated=True, rows=rows)) is not None
+            ]
+            measured = fastest([*sent, Estimate.unknown(len(query))])
+            return choose(~np.isnan(measured.seconds), measured, whole)
         for of_gated in dict.fromkeys((is_gated, True)):
             estimates = [
                 table.estimate(query, self._system, is_gated=is_gated)
@@ -175,30 +191,32 @@ class ExpertsTables:
         built = (self._built(engine, table_format, is_gated=is_gated) for engine in ENGINES)
         return [table for table in built if table is not None]
 
-    def _built(self, engine: str, table_format: str, *, is_gated: bool) -> ExpertsTable | None:
-        key = (engine, table_format, is_gated)
+    def _built(self, engine: str, table_format: str, *, is_gated: bool, rows: str = TABLE_NAME) -> ExpertsTable | None:
+        key = (engine, table_format, is_gated, rows)
         if key not in self._tables:
-            columns = experts_rows(self._system.system, engine, table_format, is_gated=is_gated)
+            columns = experts_rows(self._system.system, engine, table_format, is_gated=is_gated, name=rows)
             table = None if columns is None else ExpertsTable.of_rows(table_format, columns, is_gated=is_gated)
             self._tables[key] = table
         return self._tables[key]
 
 
-def experts_rows(system: str, engine: str, table_format: str, *, is_gated: bool = True) -> Columns | None:
+def experts_rows(
+    system: str, engine: str, table_format: str, *, is_gated: bool = True, name: str = TABLE_NAME
+) -> Columns | None:
     """The rows of one format in its first distribution: of the newest version, then of layers that it lacks."""
     merged: dict[str, list[NDArray[Any]]] = {}
     seen: set[bytes] = set()
-    for table in versions(system, "moe", engine):
+    for table in versions(system, name, engine):
         columns = _of_first_distribution(table, table_format, GATED if is_gated else _NOT_GATED)
         if columns is not None:
             keep = _new_layers(columns, seen)
-            for name in (*LAYER_KEYS, "seconds"):
-                merged.setdefault(name, []).append(columns[name][keep])
-    return {name: np.concatenate(parts) for name, parts in merged.items()} if merged else None
+            for column in (*LAYER_KEYS, "seconds"):
+                merged.setdefault(column, []).append(columns[column][keep])
+    return {column: np.concatenate(parts) for column, parts in merged.items()} if merged else None
 
 
 def _of_first_distribution(table: TableFile, table_format: str, kernel: str) -> Columns | None:
-    for distribution in DISTRIBUTIONS:
+    for distribution in (*([_SPREAD] if table.name in _SENT.values() else []), *DISTRIBUTIONS):
         of_format = f"moe_dtype = '{table_format}' and distribution = '{distribution}'"
         columns = read_rows(table, LAYER_KEYS, where=f"{kernel} and {of_format}")
         if len(columns["seconds"]):

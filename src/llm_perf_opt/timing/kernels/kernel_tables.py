@@ -194,9 +194,12 @@ class KernelTables:
         estimate = self._latent.modules(query, _cache(cache_format), module)
         return with_spread(self.system, Family.LATENT, estimate)
 
-    def experts(self, query: ExpertsQuery, *, weight_format: str, is_gated: bool = True) -> Times:
+    def experts(
+        self, query: ExpertsQuery, *, weight_format: str, is_gated: bool = True, are_rows_sent: bool = False
+    ) -> Times:
         """Routed experts with weights of one format, with a gate or without."""
-        return with_spread(self.system, Family.EXPERTS, self._experts.estimate(query, weight_format, is_gated=is_gated))
+        estimate = self._experts.estimate(query, weight_format, is_gated=is_gated, are_rows_sent=are_rows_sent)
+        return with_spread(self.system, Family.EXPERTS, estimate)
 
     def recurrent(self, query: RecurrentQuery) -> Times:
         """Gated delta rules with their convolution."""
@@ -226,9 +229,15 @@ class KernelTables:
             yield places, self.matmuls(*columns, weight_format=group[0].weight_format)
         for places, queries in _grouped(shapes, AttentionShape, _attention_key):
             yield places, self._attentions(queries)
-        for places, layers in _grouped(shapes, ExpertsShape, lambda shape: (shape.weight_format, shape.is_gated)):
-            weight_format, is_gated = layers[0].weight_format, layers[0].is_gated
-            yield places, self.experts(experts_query(layers), weight_format=weight_format, is_gated=is_gated)
+        for places, layers in _grouped(shapes, ExpertsShape, _experts_key):
+            first = layers[0]
+            times = self.experts(
+                experts_query(layers),
+                weight_format=first.weight_format,
+                is_gated=first.is_gated,
+                are_rows_sent=first.are_rows_sent,
+            )
+            yield places, times
         for places, modules in _grouped(shapes, LatentModuleShape, _module_key):
             yield places, self._modules(modules)
         for places, states in _grouped(shapes, StateShape, lambda _: ()):
@@ -293,6 +302,10 @@ def experts_query(shapes: Sequence[ExpertsShape]) -> ExpertsQuery:
         chosen=chosen,
         expert_ranks=expert_ranks,
     )
+
+
+def _experts_key(shape: ExpertsShape) -> tuple[object, ...]:
+    return (shape.weight_format, shape.is_gated, shape.are_rows_sent)
 
 
 def _attention_key(shape: AttentionShape) -> tuple[object, ...]:

@@ -122,6 +122,19 @@ class EngineExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraAdapters:
+    """Adapters in the memory of a server, each asked for as often as the others; all are padded to one rank."""
+
+    count: int
+    rank: int
+
+    def active(self, sequences: float) -> float:
+        """How many different ones a step with this many sequences meets, in the mean."""
+        missed: float = (1 - 1 / self.count) ** max(1.0, sequences)
+        return self.count * (1 - missed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBlocks:
     """A decoder as an engine runs it; layers that are alike are counted together."""
 
@@ -135,6 +148,16 @@ class EngineBlocks:
     norms: tuple[EngineNorms, ...]  # inside attentions
     states: EngineStates | None  # of layers without attention; None: every layer has it
     cache_number_bytes: int  # of the traced cache, by which `attentions` count
+    lora: LoraAdapters | None = None
+
+    def merged(self, matmul: EngineMatmul) -> int:
+        """How many linear layers of the model a matmul joins: queries, keys and values; gate and up."""
+        if matmul.split is not Split.COLUMNS or matmul.part is DecoderPart.HEAD:
+            return 1
+        if matmul.key_columns:
+            return 3 if matmul.columns > matmul.key_columns else 2
+        rows = {m.depth for m in self.matmuls if m.split is Split.ROWS and m.part is matmul.part}
+        return 2 if matmul.columns % 2 == 0 and matmul.columns // 2 in rows else 1
 
     def key_heads(self, layer: AttentionLayers) -> int:
         """Heads of the keys that one rank alone would cache; a latent vector has one."""

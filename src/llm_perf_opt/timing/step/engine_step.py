@@ -18,9 +18,23 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes
 from llm_perf_opt.costs.necessary.decoder_needs import AttentionLayers
 from llm_perf_opt.ops.grouped_experts import touched_experts
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, MatmulShape, StateShape
+from llm_perf_opt.ops.kernel_shape import (
+    AdapterShape,
+    AttentionShape,
+    ExpertsShape,
+    LatentModuleShape,
+    MatmulShape,
+    StateShape,
+)
 from llm_perf_opt.ops.op import AccessPattern, Kernel, KernelKind
-from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineBlocks, EngineExperts, EngineMatmul, Split
+from llm_perf_opt.timing.step.engine_blocks import (
+    DecoderPart,
+    EngineBlocks,
+    EngineExperts,
+    EngineMatmul,
+    LoraAdapters,
+    Split,
+)
 from llm_perf_opt.timing.step.engine_mixers import EngineStates
 
 VALUE_BYTES = 2  # activations and what ranks communicate
@@ -76,6 +90,8 @@ def forward_kernels(
         yield from _matmul(matmul, forward, plan)
     for block in blocks.experts:
         yield _experts(block, forward, plan), block.layers
+    if blocks.lora is not None:
+        yield from _adapters(blocks, blocks.lora, forward, plan)
     yield from _vectors(blocks, forward, plan)
     yield from _collectives(blocks, forward, plan)
 
@@ -99,6 +115,25 @@ def _matmul(matmul: EngineMatmul, forward: Forward, plan: ParallelPlan) -> Itera
     yield kernel, matmul.layers
     if matmul.weight_format.startswith(_BLOCK_QUANTISED):
         yield _vector(rows * depth * (VALUE_BYTES + 1)), matmul.layers
+
+
+def _adapters(blocks: EngineBlocks, lora: LoraAdapters, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
+    """Two kernels behind each matmul: all rows to the rank of their adapters, and back onto the result.
+
+    vllm/lora/ops/triton_ops: one `lora_shrink` and one `lora_expand` for all linear layers that a matmul joins. The
+    first reads the input and writes sums of 32 bits, the second reads these and adds to what the matmul wrote.
+    """
+    groups = plan.attention_dp
+    active = lora.active(forward.sequences / groups)
+    for matmul in blocks.matmuls:
+        columns, depth = matmul.shared_by(plan.tp)
+        rows = (forward.sequences if matmul.part is DecoderPart.HEAD else forward.tokens) / groups
+        sums = blocks.merged(matmul) * lora.rank
+        for is_shrink, width, values in ((True, depth, rows * depth), (False, columns, 2 * rows * columns)):
+            weights = active * width * (sums if is_shrink else lora.rank)
+            moved = (values + weights) * VALUE_BYTES + rows * sums * SCORE_BYTES
+            shape = AdapterShape(rows=_count(rows), width=width, rank=lora.rank, is_shrink=is_shrink)
+            yield _vector(moved, shape), matmul.layers
 
 
 def _attention(layer: AttentionLayers, blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Kernel:
@@ -183,6 +218,7 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         expert_ranks=plan.ep,
         weight_format=block.weight_format,
         is_gated=block.is_gated,
+        are_rows_sent=are_rows_sent(block, plan),
     )
     each = block.matrices * block.hidden * shape.inner_of_rank
     touched = touched_experts(block.experts, block.chosen, tokens) / plan.ep
@@ -199,6 +235,14 @@ def _experts(block: EngineExperts, forward: Forward, plan: ParallelPlan) -> Kern
         weights=each,
         shape=shape,
     )
+
+
+def are_rows_sent(block: EngineExperts, plan: ParallelPlan) -> bool:
+    """Whether rows go to the ranks of their experts alone: with more ranks than a token has experts that is less.
+
+    TensorRT-LLM decides by the same comparison (`select_alltoall_method_type`); SGLang and vLLM do so with DeepEP.
+    """
+    return plan.attention_dp > 1 and plan.ep == plan.stage_ranks > block.chosen
 
 
 def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iterator[Counted]:
@@ -218,7 +262,7 @@ def _vectors(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> Iter
         yield _vector(SCORE_BYTES * tokens * block.experts), 2 * block.layers
 
 
-def _vector(moved: float, shape: StateShape | None = None) -> Kernel:
+def _vector(moved: float, shape: StateShape | AdapterShape | None = None) -> Kernel:
     """A kernel that is bound by its bytes."""
     return Kernel(
         kind=KernelKind.VECTOR,
@@ -276,10 +320,23 @@ def _collectives(blocks: EngineBlocks, forward: Forward, plan: ParallelPlan) -> 
                 squares = tokens * inside.across_heads * SCORE_BYTES
                 yield _collective_kernel(CollectiveKind.ALL_REDUCE, squares, plan.tp), inside.layers
     if plan.attention_dp > 1 and blocks.experts:
-        layers = sum(block.layers for block in blocks.experts)
-        row_bytes_of_all = forward.tokens * row_bytes
-        yield _collective_kernel(CollectiveKind.ALL_GATHER, row_bytes_of_all, plan.stage_ranks), layers
-        yield _collective_kernel(CollectiveKind.REDUCE_SCATTER, row_bytes_of_all, plan.stage_ranks), layers
+        for block in blocks.experts:
+            yield from _to_experts_and_back(block, forward, plan, row_bytes)
+
+
+def _to_experts_and_back(
+    block: EngineExperts, forward: Forward, plan: ParallelPlan, row_bytes: int
+) -> Iterator[Counted]:
+    """Rows to every rank, or once to each rank that has experts of theirs, in the numbers that these multiply."""
+    ranks = plan.stage_ranks
+    if not are_rows_sent(block, plan):
+        for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+            yield _collective_kernel(kind, forward.tokens * row_bytes, ranks), block.layers
+        return
+    copies = forward.tokens / ranks * ranks * (1 - (1 - 1 / ranks) ** block.chosen)  # of the rows of one rank
+    sent = TensorMeta(shape=(block.hidden,), dtype=block.dtype, device="cuda")
+    for payload in (copies * tensor_bytes(sent), copies * row_bytes):
+        yield _collective_kernel(CollectiveKind.ALL_TO_ALL, payload, ranks), block.layers
 
 
 def _collective_kernel(kind: CollectiveKind, payload: float, ranks: int) -> Kernel:

@@ -10,7 +10,14 @@ from typing import Protocol
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, LatentModuleShape, MatmulShape, StateShape
+from llm_perf_opt.ops.kernel_shape import (
+    AdapterShape,
+    AttentionShape,
+    ExpertsShape,
+    LatentModuleShape,
+    MatmulShape,
+    StateShape,
+)
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
 from llm_perf_opt.timing.kernel_rates import KernelTableRates, SheetKernels, require_tables, table_rates
@@ -28,6 +35,7 @@ class WorkKind(StrEnum):
     EXPERTS = "experts"
     STATES = "recurrent states"
     VECTOR = "vector kernels"
+    LORA = "LoRA adapters"
     LINKS = "collectives"
     GAPS = "gaps between kernels"
 
@@ -38,6 +46,7 @@ _BY_SHAPE: Mapping[type, WorkKind] = {
     LatentModuleShape: WorkKind.ATTENTION,
     ExpertsShape: WorkKind.EXPERTS,
     StateShape: WorkKind.STATES,
+    AdapterShape: WorkKind.LORA,
 }
 
 

@@ -14,6 +14,7 @@ from importlib import resources
 from llm_perf_opt.core.reading import FileKind, as_record, parse_toml
 from llm_perf_opt.timing.rates import Band
 
+DISAGGREGATED = "disaggregated"  # in the names of shares
 _FEWEST_IN_FLIGHT = 4  # of the records that shares were fitted to
 _FIT_FILE = FileKind(name="fit to served requests", fix="install llm-perf-opt again")
 
@@ -83,6 +84,12 @@ def first_token_shares(engine: str, *, has_drawn_lengths: bool) -> FirstToken:
     """As clients of this engine saw it, by whether all requests had one length; of all engines where it is unknown."""
     known = request_fit().first_token
     return known.get(f"{engine} {'range' if has_drawn_lengths else 'fixed'}", known["all"])
+
+
+def relayed_token_shares(engine: str) -> FirstToken:
+    """The same where other GPUs read the prompts: what clients saw beyond the queue, the prompt and the transfer."""
+    known = request_fit().first_token
+    return known.get(f"{engine} {DISAGGREGATED}", known[f"all {DISAGGREGATED}"])
 
 
 def banded(expected_s: float, quantiles: Quantiles) -> Band:

@@ -191,8 +191,8 @@ def _without_attention(time: ForwardTime) -> float:
 
 
 def _head_alone(time: ForwardTime) -> float:
-    """The matmul and, where ranks share it, the collective that gathers the logits."""
-    return time.by_kind.get(WorkKind.MATMULS, 0.0) + time.by_kind.get(WorkKind.LINKS, 0.0)
+    """The matmul, its adapters and, where ranks share it, the collective that gathers the logits."""
+    return sum(time.by_kind.get(kind, 0.0) for kind in (WorkKind.MATMULS, WorkKind.LORA, WorkKind.LINKS))
 
 
 def _points(first: int, last: int, steps: int = 4) -> list[int]:
