@@ -160,7 +160,7 @@ def _keep_autocast(patches: ThreadPatches) -> None:
 
 
 def _has_products_to_sum(equation: str, operands: Sequence[torch.Tensor]) -> bool:
-    """Whether an einsum is a matmul: with no index to sum over it is a plain product, which autocast leaves alone."""
+    """Whether an einsum is a matmul: with no index to sum over it only multiplies, which autocast leaves alone."""
     inputs, arrow, output = equation.partition("->")
     labels = [label for label in inputs if label.isalpha()]
     is_summed = set(labels) - set(output) if arrow else len(set(labels)) < len(labels)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from llm_perf_opt.core.hardware.prices import shipped_prices
 from llm_perf_opt.core.witness import Witness, worked_out
 from llm_perf_opt.core.workload import steps_after_prompt
-from llm_perf_opt.serving.capacity.queueing import poisson_chances
+from llm_perf_opt.serving.capacity.queueing import RelayedQueue, poisson_chances
 from llm_perf_opt.serving.capacity.sizing import SizedFleet
 from llm_perf_opt.serving.capacity.steady_state import SteadyState
 from llm_perf_opt.timing.step.request_time import first_token_parts, request_fit
@@ -33,8 +33,10 @@ def gpus(fleet: SizedFleet) -> Witness:
 
 def mean_step(state: SteadyState, origin: str) -> Witness:
     """The step averaged over the chances that it reads no prompt, one, two and so on."""
-    reading, per_step = state.queue.reading_s, state.queue.per_step
     given = Witness("mean step", state.step_s, "s", f"{_STEADY}; {origin}")
+    if isinstance(state.queue, RelayedQueue):  # its prompts are read on other GPUs
+        return given
+    reading, per_step = state.queue.reading_s, state.queue.per_step
     most = len(reading) - 1
     if state.crowd is not None or not most:
         return given
