@@ -60,7 +60,7 @@ def test_a_fixed_number_of_gpus_is_divided(llama: Path) -> None:
     [
         ("1x h100-sxm", {"disaggregate": True}, "too few GPUs"),
         ("h100-sxm", {"disaggregate": True, "replay": True}, "do not disaggregate"),
-        ("h100-sxm", {"lora": "4x8", "replay": True}, "have no adapters"),
+        ("h100-sxm", {"lora": "4x8", "replay": True}, "do not have adapters"),
         ("h100-sxm", {"lora": "4x8", "engine": "sglang"}, "vLLM alone"),
     ],
 )

@@ -47,7 +47,7 @@ from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import ServedDescription, ServedModel, engine_folder, known_model
 from llm_perf_opt.serving.served_trace import served_origin
-from llm_perf_opt.serving.speculation import Speculation, read_speculation
+from llm_perf_opt.serving.speculation import read_speculation
 from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
@@ -283,18 +283,11 @@ def serve(
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
     adapters = read_lora(lora)
-    if replay and (disaggregate or adapters is not None):
-        raise UsageError(
-            f"Replays {'do not disaggregate' if disaggregate else 'have no adapters'}.",
-            why="a replay has one scheduler, for prompts and decode steps of requests without adapters",
-            fix="leave one of the two out",
-        )
-    fixed_plan = replace(
-        taken_plan(workload, slo, is_alone=False), speculation=_speculation(speculate, is_replayed=replay)
-    )
+    if replay:
+        _require_replayable({"disaggregate": disaggregate, "have adapters": lora, "speculate": speculate})
+    fixed_plan = replace(taken_plan(workload, slo, is_alone=False), speculation=read_speculation(speculate))
     served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
-    if adapters is not None:
-        served = served.with_lora(adapters)
+    served = served if adapters is None else served.with_lora(adapters)
     demand = Demand(
         mean=_mean_of(declared, served),
         users=users,
@@ -353,15 +346,10 @@ def _paired(fleets: Sequence[SizedFleet], question: _Question) -> list[SizedFlee
     return pairs
 
 
-def _speculation(text: str | None, *, is_replayed: bool) -> Speculation | None:
-    speculation = read_speculation(text)
-    if speculation is not None and is_replayed:
-        raise UsageError(
-            "Replays do not speculate.",
-            why="the step of a drafter is not part of a replay",
-            fix="leave one of the two out",
-        )
-    return speculation
+def _require_replayable(asked: Mapping[str, object]) -> None:
+    if wrong := [what for what, value in asked.items() if value]:
+        why = "a replay has one scheduler and the steps of the model alone"
+        raise UsageError(f"Replays do not {wrong[0]}.", why=why, fix="leave one of the two out")
 
 
 def _has_drawn_lengths(declared: DeclaredTraffic) -> bool:

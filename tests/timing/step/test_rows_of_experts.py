@@ -6,6 +6,7 @@ import pytest
 
 from llm_perf_opt.core.collectives import CollectiveKind
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.ops.kernel_shape import ExpertsShape
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, EngineExperts
 from llm_perf_opt.timing.step.engine_step import Forward, are_rows_sent, forward_kernels
 
@@ -61,7 +62,7 @@ def test_rows_are_sent_where_ranks_outnumber_the_experts_of_a_token(ranks: int, 
         for kernel, _ in forward_kernels(BLOCKS, Forward(sequences=64, queries=1, keys=10), plan)
         if kernel.shape is not None
     ]
-    assert getattr(shape, "are_rows_sent") == is_sent  # noqa: B009
+    assert isinstance(shape, ExpertsShape) and shape.are_rows_sent == is_sent
 
 
 def test_one_rank_of_tensor_parallelism_has_all_rows() -> None:
