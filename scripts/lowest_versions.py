@@ -16,7 +16,7 @@ from pathlib import Path
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 BESIDE_EXTRAS = {
     "numpy": "2.1.0",  # aiconfigurator-core 0.12 asks for it
-    "safetensors": "0.4.1",  # transformers 4.46 asks for it
+    "safetensors": "0.4.3",  # accelerate 0.34 asks for it
 }
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[>=]=([\w.]+)(,<[\w.]+)?")
 
