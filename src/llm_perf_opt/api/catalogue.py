@@ -138,6 +138,7 @@ NEEDS = (
     Need(distribution="torchlens", purpose="trace --tracer torchlens", extra="torchlens"),
     Need(distribution="torch", purpose="tracing a model", extra="trace"),
     Need(distribution="transformers", purpose="tracing a Hugging Face model", extra="trace"),
+    Need(distribution="accelerate", purpose="LoRA in a training step", extra="train"),
     Need(distribution="peft", purpose="LoRA in a training step", extra="train"),
     Need(distribution="safetensors", purpose="trace --load-weights DIR", extra="weights"),
 )

@@ -282,14 +282,11 @@ def serve(
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
     deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
-    adapters = read_lora(lora)
-    if replay:
-        _require_replayable({"disaggregate": disaggregate, "have adapters": lora, "speculate": speculate})
-    fixed_plan = replace(taken_plan(workload, slo, is_alone=False), speculation=read_speculation(speculate))
-    served = _served(model, declared, engines[0], workload, is_known=devices_file is None)
-    served = served if adapters is None else served.with_lora(adapters)
+    _require_replayable({"disaggregate": disaggregate, "have adapters": lora, "speculate": speculate} if replay else {})
+    space = replace(taken_plan(workload, slo, is_alone=False), speculation=read_speculation(speculate))
+    models = _served(model, declared, engines, workload, _adapters(lora, engines), is_known=devices_file is None)
     demand = Demand(
-        mean=_mean_of(declared, served),
+        mean=_mean_of(declared, models[0]),
         users=users,
         requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
         deadline=deadline,
@@ -298,11 +295,9 @@ def serve(
         is_engine_only=engine_only,
         max_gpus=max_gpus,
     )
-    models = [served, *(served.with_engine(name) for name in engines[1:])]
-    _require_vllm(engines, adapters)
     source = model.name if isinstance(model, TracedRun) else str(model)
     question = _Question(source, demand, declared, refused=[], choices=choices)
-    return _answered(question, models, fixed_plan, prices, is_replayed=replay, is_disaggregated=disaggregate)
+    return _answered(question, models, space, prices, is_replayed=replay, is_disaggregated=disaggregate)
 
 
 def _answered(
@@ -366,20 +361,22 @@ def _mean_of(declared: DeclaredTraffic, served: ServedModel) -> MeanRequest:
 def _served(
     model: str | Path | TracedRun,
     declared: DeclaredTraffic,
-    engine: str,
+    engines: Sequence[str],
     workload: Mapping[str, Any],
+    adapters: LoraAdapters | None,
     *,
     is_known: bool,
-) -> ServedModel:
-    """The model, with the tables of earlier questions where they may be used."""
+) -> list[ServedModel]:
+    """The model in each engine, with its adapters, and the tables of earlier questions where they may be used."""
     pages = () if declared.pages is None else declared.pages.sizes
     if isinstance(model, TracedRun):
         origin, made = served_origin(model, workload)
     else:
         origin, made = find_origin(model, torch_device="cuda", **workload), {}
-    return (
-        known_model(origin, pages, engine) if is_known and not made else ServedModel(origin, pages, engine, made=made)
-    )
+    first, has_tables = engines[0], is_known and not made
+    served = known_model(origin, pages, first) if has_tables else ServedModel(origin, pages, first, made=made)
+    served = served if adapters is None else served.with_lora(adapters)
+    return [served, *map(served.with_engine, engines[1:])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,13 +535,15 @@ def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:
     )
 
 
-def _require_vllm(engines: Sequence[str], adapters: LoraAdapters | None) -> None:
+def _adapters(lora: str | None, engines: Sequence[str]) -> LoraAdapters | None:
+    adapters = read_lora(lora)
     if adapters is not None and engines != [DEFAULT_KERNEL_ENGINE]:
         raise UsageError(
             "Adapters are counted for vLLM alone.",
             why="other engines store them in another way",
             fix="leave --engine out",
         )
+    return adapters
 
 
 def _lora_notes(fleet: SizedFleet | None) -> Iterator[Note]:

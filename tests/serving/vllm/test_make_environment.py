@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main as command
-from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.serving.vllm import environment
 from llm_perf_opt.serving.vllm.make_environment import _STAND_IN, _STAND_IN_CODE, _write_stand_in, make
 
 
@@ -26,6 +27,26 @@ def test_a_folder_that_is_there_is_left_alone(
     assert left.value.code == 2
     assert "is there already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_was_cut_off_is_no_environment_and_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip fails in the new folder, after an earlier call has left a file that has to go."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    folder = environment.default_folder()
+    folder.mkdir(parents=True)
+    (folder / environment.UNFINISHED).touch()
+    (folder / "left over").touch()
+    with pytest.raises(PerfOptError, match="failed in the new environment"):
+        make(folder)
+    assert (folder / "bin" / "python").exists()
+    assert (folder / environment.UNFINISHED).exists()
+    assert not (folder / "left over").exists()
+    assert folder / "bin" / "python" not in environment._candidates()
+    (folder / environment.UNFINISHED).unlink()
+    assert folder / "bin" / "python" in environment._candidates()
 
 
 def test_the_stand_in_leaves_out_one_module_and_no_other(tmp_path: Path) -> None:

