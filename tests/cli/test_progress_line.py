@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from llm_perf_opt.cli import main, progress
 from llm_perf_opt.cli.progress import say, signs_of_life
 from llm_perf_opt.core import reading
 from llm_perf_opt.core.run_lock import DOING, RunWatch, current_work
+from llm_perf_opt.core.store import VARIABLE, entries
 from scripts.campaigns.file_kinds import small_module
 from scripts.campaigns.other_kinds import chrome_trace
 
@@ -33,7 +35,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_after_two_seconds_of_silence_and_not_before(capsys: pytest.CaptureFixture[str]) -> None:
-    with signs_of_life("trace"):
+    with signs_of_life(["trace"]):
         time.sleep(1.5)
         say("Tracing a, prefill ...")
         time.sleep(1.5)
@@ -46,7 +48,7 @@ def test_a_line_after_two_seconds_of_silence_and_not_before(capsys: pytest.Captu
 
 
 def test_a_step_that_is_done_is_not_what_is_being_done(hasty: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with signs_of_life("cost"):
+    with signs_of_life(["cost"]):
         say("Asking fvcore ...")
         say("  4 stages in 90 ms")
         time.sleep(0.1)
@@ -58,16 +60,39 @@ def test_the_next_line_comes_ten_seconds_later() -> None:
 
 
 def test_the_line_says_which_phase_and_which_module(hasty: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with signs_of_life("trace"), RunWatch("a model, prefill"):
+    with signs_of_life(["trace"]), RunWatch("a model, prefill"):
         DOING[threading.get_ident()] = "layers.3\x1b"
         time.sleep(0.1)
     assert ": a model, prefill, in module layers.3\\x1b\n" in capsys.readouterr().err
     assert current_work() is None
 
 
+def test_a_command_that_ran_before_has_a_bar(
+    hasty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the run before, which ended well; not of other words, and not beyond its time."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+
+    def run(words: list[str], seconds: float, code: int) -> str:
+        with pytest.raises(SystemExit), signs_of_life(words):
+            time.sleep(seconds)
+            raise SystemExit(code)
+        return capsys.readouterr().err
+
+    assert "[" not in run(["trace", "a"], 0.5, code=1)
+    assert "[" not in run(["trace", "a"], 0.5, code=0)
+    assert "[" not in run(["trace", "b"], 0.5, code=0)
+    lines = run(["trace", "a"], 1.0, code=0).splitlines()
+    assert re.fullmatch(r"  still running \(0 s\): trace  \[[#.]{20}\] 0 of about \d s", lines[0])
+    assert "[" not in lines[-1]
+    entry = next(entry for entry in entries() if entry.about == "trace a")
+    entry.file.write_bytes(entry.file.read_bytes()[:-1])
+    assert "[" not in run(["trace", "a"], 0.2, code=0)
+
+
 def test_no_thread_is_left_and_nothing_is_said_of_quick_work(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.enumerate()
-    with signs_of_life("models"):
+    with signs_of_life(["models"]):
         pass
     assert threading.enumerate() == before
     assert capsys.readouterr().err == ""

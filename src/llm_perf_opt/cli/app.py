@@ -205,5 +205,5 @@ def _root(
 
 def main() -> None:
     """Entry point of `llm-perf-opt`."""
-    with visible_streams(), exit_codes(), signs_of_life(" ".join(sys.argv[1:2])):
+    with visible_streams(), exit_codes(), signs_of_life(sys.argv[1:]):
         app(prog_name="llm-perf-opt")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import math
+import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -44,16 +46,21 @@ class _Said:
 
 _SAID = _Said()
 _FIRST_SIGN_S, _NEXT_SIGN_S, _BEAT_S = 2.0, 10.0, 0.25
+_BAR_WIDTH = 20
+_DURATIONS = "durations"  # the kind of entry in the store: how long a command took, by its words
 
 
 @contextmanager
-def signs_of_life(verb: str) -> Iterator[None]:
-    """A line on stderr where nothing was said for two seconds, then every ten: what is being done, and for how long."""
-    over = threading.Event()
-    _SAID.begin(visible(verb))
+def signs_of_life(words: Sequence[str]) -> Iterator[None]:
+    """A line on stderr where nothing was said for two seconds, then every ten: what is being done, and for how long.
+
+    Where the same command has run before, a bar says how much of its last time is over.
+    """
+    over, started = threading.Event(), time.monotonic()
+    _SAID.begin(visible(" ".join(words[:1])))
 
     def watch() -> None:
-        told_at = 0.0
+        told_at, usual_s = 0.0, math.nan  # unknown until something is said
         while not over.wait(_BEAT_S):
             now = time.monotonic()
             silent = now - _SAID.at
@@ -62,16 +69,50 @@ def signs_of_life(verb: str) -> Iterator[None]:
             from llm_perf_opt.core.run_lock import current_work
 
             told_at = now
+            usual_s = _seconds_before(words) if math.isnan(usual_s) else usual_s
             doing = current_work() or _SAID.text.strip().rstrip(" .")
-            _print(f"  still running ({silent:.0f} s): {visible(doing)}")
+            _print(f"  still running ({silent:.0f} s): {visible(doing)}{_bar(now - started, usual_s)}")
 
     thread = threading.Thread(target=watch, name="llm-perf-opt signs of life", daemon=True)
     thread.start()
     try:
         yield
+    except SystemExit as end:
+        if not end.code:
+            _keep_seconds(words, time.monotonic() - started)
+        raise
     finally:
         over.set()
         thread.join()
+
+
+def _bar(spent_s: float, usual_s: float) -> str:
+    """Nothing where the time is not known or was not enough."""
+    if not spent_s < usual_s:
+        return ""
+    full = int(_BAR_WIDTH * spent_s / usual_s)
+    return f"  [{'#' * full}{'.' * (_BAR_WIDTH - full)}] {spent_s:.0f} of about {usual_s:.0f} s"
+
+
+def _seconds_before(words: Sequence[str]) -> float:
+    """What the same command took when it ran last, with this program; 0 if it never did."""
+    from llm_perf_opt.core import store
+
+    return store.find_entry(_DURATIONS, store.entry_key(_DURATIONS, {"words": [*words]}), _seconds_in) or 0.0
+
+
+def _seconds_in(content: bytes) -> float:
+    return struct.unpack("<d", content)[0] if len(content) == struct.calcsize("<d") else 0.0
+
+
+def _keep_seconds(words: Sequence[str], spent_s: float) -> None:
+    """In place of those of the run before, where it took long enough for a sign of life."""
+    if spent_s < _FIRST_SIGN_S:
+        return
+    from llm_perf_opt.core import store
+
+    key = store.entry_key(_DURATIONS, {"words": [*words]})
+    store.keep_entry(_DURATIONS, key, visible(" ".join(words)), struct.pack("<d", spent_s), is_packed=False)
 
 
 def log_to_stderr() -> None:
