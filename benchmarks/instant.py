@@ -50,7 +50,7 @@ MOST_OF_PEERS = 3  # rounds: the planner takes half a minute
 
 _COMMAND = "from llm_perf_opt.__main__ import main; main()"
 _WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({(*LARGE, *TABLES)!r})); "
-_TRACE_SECONDS = re.compile(r"module calls in ([\d.]+) s")
+_TRACE_TIMES = re.compile(r"module calls in ([\d.]+) (ms|s)")
 # What the command `accelerate estimate-memory` does once the Hub has answered: an empty model, and its sizes.
 _ESTIMATE = """
 import sys
@@ -154,6 +154,11 @@ def size(rounds: int, given: argparse.Namespace) -> list[Row]:
     return [{"wheel": "llm_perf_opt", "MB": packed.tell() / 1e6, "limit MB": MOST_WHEEL_MB}]
 
 
+def tracing_s(stderr: str) -> float:
+    """What a command said that the traces of all phases took."""
+    return sum(float(number) / (1000 if unit == "ms" else 1) for number, unit in _TRACE_TIMES.findall(stderr))
+
+
 def traced(rounds: int, given: argparse.Namespace) -> list[Row]:
     """First questions that have to trace, and what the time goes to."""
     rows = []
@@ -162,7 +167,7 @@ def traced(rounds: int, given: argparse.Namespace) -> list[Row]:
         command = ours("trace", model, "--prompt-tokens", "1000")
         runs = [spent(command, "off") for _ in range(rounds)]
         imports = medians(rounds, partial(spent, [sys.executable, "-c", libraries.format(family)], "off"))
-        tracing = statistics.median(sum(map(float, _TRACE_SECONDS.findall(stderr))) for *_, stderr in runs)
+        tracing = statistics.median(map(tracing_s, (stderr for *_, stderr in runs)))
         wall = statistics.median(wall for wall, *_ in runs)
         rows.append(
             {
