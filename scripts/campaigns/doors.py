@@ -169,6 +169,7 @@ WRITES: Doors = {
     "training/trainer_files.py::write_trainer": ("files of a trainer", "train"),
     "serving/vllm/jobs.py::write_message": "for one process, below a temporary name",
     "serving/vllm/make_environment.py::_write_stand_in": ("one file",),
+    "serving/vllm/make_environment.py::make": ("one file",),
     "serving/vllm/process.py::VllmProcess.__enter__": "a log for one process, below a temporary name",
     "measurements/timed/operator_pass.py::PeakMemory.__init__": _MACHINE,
     "measurements/timed/operator_pass.py::_export": ("Chrome trace", "profile"),

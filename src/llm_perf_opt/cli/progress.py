@@ -106,7 +106,7 @@ def _seconds_in(content: bytes) -> float:
 
 
 def _keep_seconds(words: Sequence[str], spent_s: float) -> None:
-    """In place of those of the run before, where it took long enough for a sign of life."""
+    """Replaces the time of the run before, if this one took long enough for a sign of life."""
     if spent_s < _FIRST_SIGN_S:
         return
     from llm_perf_opt.core import store
