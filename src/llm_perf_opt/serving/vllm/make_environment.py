@@ -15,7 +15,7 @@ import venv
 from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.core.output_files import make_folder, write_whole
 from llm_perf_opt.serving.vllm.environment import UNFINISHED, VARIABLE, version_in
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def make(folder: Path) -> str:
             fix=f"remove it first, name another folder, or use it: export {VARIABLE}={folder}/bin/python",
         )
     log.info("Making a virtual environment in %s ...", folder)
-    folder.mkdir(parents=True)
+    make_folder(folder)
     write_whole(folder / UNFINISHED, [b"made by an install that has not ended\n"])
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
