@@ -3,7 +3,8 @@
     python -m scripts.catalogue_traces             trace what has no file for this configuration and these libraries
     python -m scripts.catalogue_traces --check     trace every model that has a file, and compare to the last digit
 
-Each file is one model with the workload that `serve`, `trace`, `graph` and `compare` ask for where nothing is said.
+Each file is one model with the workload that `serve`, `trace`, `graph` and `compare` ask for where nothing is said; a
+model of pages also has a file for each page that the first pages of the documentation ask about.
 A model that cannot be traced is named at the end. What was made stays when the command is interrupted.
 
 Some models walk through a `set` of strings when they build rotary tables and masks, so the order of these ops follows
@@ -22,11 +23,12 @@ from llm_perf_opt.core.callgraph import to_json_dict
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import write_result
 from llm_perf_opt.core.store import OFF, VARIABLE
-from llm_perf_opt.models.huggingface.names import catalogue, folder_name
+from llm_perf_opt.models.huggingface.names import catalogue
 from llm_perf_opt.tracing.origin import Origin, find_origin
 from llm_perf_opt.tracing.stored_traces import (
     SHIPPED,
     SHIPPED_SUFFIX,
+    shipped_file,
     shipped_graphs,
     shipped_text,
     trace_ingredients,
@@ -34,24 +36,32 @@ from llm_perf_opt.tracing.stored_traces import (
 from llm_perf_opt.tracing.traced_run import trace_origin
 
 SEED = ("PYTHONHASHSEED", "0")
+PAGES: dict[str, tuple[dict[str, str], ...]] = {
+    "deepseek-ocr": ({}, {"image": "1240x1754"}),
+    "got-ocr2": ({},),
+}
 FIRST = ("Qwen/Qwen3-", "meta-llama/", "deepseek-ai/", "mistralai/", "google/gemma-3", "openai/")
 
 
 def names() -> list[str]:
-    """Every model that the package itself holds the configuration of, the families that are asked for most first."""
+    """Every model that the package itself holds, the families that are asked for most first."""
     packaged = [name for name, known in catalogue().items() if known.wheel_file is None]
-    return sorted(packaged, key=lambda name: (not name.startswith(FIRST), name))
+    return [*PAGES, *sorted(packaged, key=lambda name: (not name.startswith(FIRST), name))]
+
+
+def workloads(name: str) -> tuple[dict[str, str], ...]:
+    """The fields of each workload that a model has a file for."""
+    return PAGES.get(name, ({},))
 
 
 def shipped_names() -> list[str]:
-    """The models that have a file."""
-    files = {file.name.removesuffix(SHIPPED_SUFFIX) for file in SHIPPED.glob(f"*{SHIPPED_SUFFIX}")}
-    return [name for name in names() if folder_name(name) in files]
+    """The models that have all of their files."""
+    return [name for name in names() if all(shipped_file(name, asked).is_file() for asked in workloads(name))]
 
 
-def differences(name: str) -> Iterator[str]:
+def differences(name: str, workload: dict[str, str]) -> Iterator[str]:
     """Where the shipped trace of a model is not what its code runs now."""
-    origin = find_origin(name)
+    origin = find_origin(name, **workload)
     ingredients = trace_ingredients(origin)
     shipped = None if ingredients is None else shipped_graphs(origin.source, ingredients)
     if shipped is None:
@@ -79,15 +89,15 @@ def _is_made(origin: Origin) -> bool:
         return False
 
 
-def _made(name: str) -> int:
+def _made(name: str, workload: dict[str, str]) -> int:
     """Trace one model and write its file; its bytes."""
-    origin = find_origin(name)
+    origin = find_origin(name, **workload)
     if _is_made(origin):
         return 0
     ingredients = trace_ingredients(origin)
     assert ingredients is not None, "a model of the catalogue has all of its files"
     content = shipped_text(ingredients, trace_origin(origin).graphs)
-    write_result(SHIPPED / f"{folder_name(name)}{SHIPPED_SUFFIX}", content)
+    write_result(shipped_file(name, workload), content)
     return len(content)
 
 
@@ -109,9 +119,9 @@ def main() -> int:
     for number, name in enumerate(chosen):
         try:
             if arguments.check:
-                failed += [f"{name}: {difference}" for difference in differences(name)]
+                failed += [f"{name}: {each}" for asked in workloads(name) for each in differences(name, asked)]
             else:
-                made = _made(name)
+                made = sum(_made(name, asked) for asked in workloads(name))
                 print(f"{number + 1} of {len(chosen)}: {name}, {made:,} bytes", flush=True)
         except PerfOptError as error:
             failed.append(f"{name}: {error.what} {error.why}")

@@ -12,10 +12,16 @@ import pytest
 
 from llm_perf_opt.core import store
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.models.huggingface.names import folder_name
 from llm_perf_opt.tracing import stored_traces
 from llm_perf_opt.tracing.origin import find_origin
-from llm_perf_opt.tracing.stored_traces import SHIPPED, SHIPPED_SUFFIX, read_shipped, shipped_graphs, trace_ingredients
+from llm_perf_opt.tracing.stored_traces import (
+    SHIPPED,
+    SHIPPED_SUFFIX,
+    read_shipped,
+    shipped_file,
+    shipped_graphs,
+    trace_ingredients,
+)
 from scripts.catalogue_traces import shipped_names
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +32,7 @@ REMADE = "python -m scripts.catalogue_traces makes them again"
 
 
 def file_of(name: str) -> Path:
-    return SHIPPED / f"{folder_name(name)}{SHIPPED_SUFFIX}"
+    return shipped_file(name, {})
 
 
 def small_ones() -> list[str]:
@@ -56,7 +62,7 @@ def test_every_shipped_trace_is_what_the_model_runs(tenth: int) -> None:
 
 
 def test_all_shipped_traces_together_stay_small() -> None:
-    assert sum(file_of(name).stat().st_size for name in shipped_names()) < MOST_BYTES
+    assert sum(file.stat().st_size for file in SHIPPED.glob(f"*{SHIPPED_SUFFIX}")) < MOST_BYTES
 
 
 def test_a_model_of_the_catalogue_is_answered_without_torch(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ are modules of the user's, routing that is replayed from a file, and models with
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
@@ -128,19 +129,30 @@ def shipped_graphs(
 ) -> tuple[CallGraph, ...] | None:
     """The phases that ship with the package; None: of another question, or of other libraries than those installed."""
     name = source.named.name if isinstance(source, FoundModel) else ""
-    file = SHIPPED / f"{folder_name(name)}{SHIPPED_SUFFIX}"
-    if not file.is_file():
-        return None
-    try:
-        header, _, content = read_shipped(file).partition(b"\n")
-    except PerfOptError as error:
-        log.warning("%s %s: the model is traced.", error.what, error.why or "")
-        return None
-    made = json.loads(header)
-    if made["key"] != shipped_key(ingredients) or not all(map(_is_as_installed, made["made_with"].items())):
-        return None
-    log.info("%s: the trace that ships with llm-perf-opt", name)
-    return graphs_in(content)
+    for file in shipped_files(name):
+        try:
+            header, _, content = read_shipped(file).partition(b"\n")
+        except PerfOptError as error:
+            log.warning("%s %s: the model is traced.", error.what, error.why or "")
+            return None
+        made = json.loads(header)
+        if made["key"] == shipped_key(ingredients) and all(map(_is_as_installed, made["made_with"].items())):
+            log.info("%s: the trace that ships with llm-perf-opt", name)
+            return graphs_in(content)
+    return None
+
+
+def shipped_file(name: str, workload: Mapping[str, object]) -> Path:
+    """Where the trace of a model with the fields of a workload that differ from its defaults is shipped."""
+    said = "".join(f"+{field}={value}" for field, value in workload.items())
+    return SHIPPED / f"{folder_name(name)}{said}{SHIPPED_SUFFIX}"
+
+
+def shipped_files(name: str) -> list[Path]:
+    """Every shipped trace of a model: one for each workload, the default first."""
+    own = shipped_file(name, {})
+    others = sorted(SHIPPED.glob(f"{glob.escape(folder_name(name))}+*{SHIPPED_SUFFIX}"))
+    return [own, *others] if own.is_file() else others
 
 
 def read_shipped(file: Path) -> bytes:
