@@ -172,7 +172,9 @@ def formats(model: str, precision: str) -> tuple[str, str, str]:
 
 
 def cache_format(run: MeasuredRun) -> str:
-    """TensorRT-LLM keeps the cache of quantised checkpoints in 8 bits; the others keep 16 unless told otherwise."""
+    """As the server was started. Where nobody says: TensorRT-LLM keeps 8 bits for quantised checkpoints, others 16."""
+    if run.cache_bits is not None:
+        return FP8_CACHE if run.cache_bits == 8 else BF16
     is_small = run.engine == "trtllm" and run.precision in ("fp8", "fp4") and not run.model.startswith("gpt-oss")
     return FP8_CACHE if is_small else BF16
 

@@ -117,6 +117,46 @@ def test_quantised_matmuls_take_the_fastest_engine() -> None:
 
 
 @needs_tables
+@pytest.mark.parametrize(("device", "engine"), [("b200-sxm", "trtllm"), ("b200-sxm", "vllm"), ("h200-sxm", "trtllm")])
+def test_a_scale_that_the_kernel_in_front_applies_costs_nothing_here(device: str, engine: str) -> None:
+    """By the rows themselves: the measured kernels that find a scale and apply it, next to what is taken off."""
+    shape = (np.array([4]), np.array([8192]), np.array([8192]))
+    apart = kernel_tables(device, "sglang").matmuls(*shape, weight_format="fp8").seconds[0]
+    joined = kernel_tables(device, engine).matmuls(*shape, weight_format="fp8").seconds[0]
+    totals = []
+    for measured_by in ("vllm", "trtllm"):
+        rows = [
+            read_rows(table, ("m", "k"), where="quant_dtype = 'fp8' and m = 4 and k = 8192")["seconds"]
+            for name in ("computescale", "scale_matrix")
+            if (table := newest(device.replace("-", "_"), name, measured_by)) is not None
+        ]
+        totals.append(float(sum(column[0] for column in rows)))
+    # Not all of it where the matmul apart reads another table: blocks of 8 bits, with kernels of their own.
+    assert 0.6 * min(totals) < apart - joined < 1.05 * min(totals)
+    assert joined > 8192 * 8192 / 8e12, "no faster than the memory of the device"
+
+
+@needs_tables
+@pytest.mark.parametrize("weight_format", ["fp8-block128", "nvfp4"])
+def test_no_other_format_loses_a_scale(weight_format: str) -> None:
+    shape = (np.array([4, 512]), np.array([8192, 8192]), np.array([8192, 1024]))
+    of = {
+        engine: kernel_tables("b200-sxm", engine).matmuls(*shape, weight_format=weight_format).seconds
+        for engine in ("trtllm", "sglang")
+    }
+    assert (of["trtllm"] == of["sglang"]).all()
+
+
+@needs_tables
+def test_a_scale_is_found_by_kernels_of_their_own_where_nothing_joins_them() -> None:
+    shape = (np.array([4]), np.array([8192]), np.array([8192]))
+    vllm, sglang = (
+        kernel_tables("h100-sxm", engine).matmuls(*shape, weight_format="fp8") for engine in ("vllm", "sglang")
+    )
+    assert vllm.seconds[0] == sglang.seconds[0]
+
+
+@needs_tables
 def test_less_bandwidth_slows_what_memory_bounds_and_nothing_else() -> None:
     shapes = (np.array([1, 8192]), np.array([16384, 8192]), np.array([16384, 8192]))
     own, less = (

@@ -27,6 +27,12 @@ STORED_BYTES: dict[str, tuple[float, float]] = {
 _STANDS_FOR = {"fp8": ("fp8", "fp8_block"), "fp8_block": ("fp8_block", "fp8")}
 
 
+# Where the kernel in front of a matmul in 8 bits writes them itself: norms, activations and attentions of TensorRT-LLM
+# do, those of vLLM where it compiles with these fusions, as published servers do on the systems named here.
+_JOINED_BY_VLLM = frozenset({"b200_sxm", "b300_sxm", "gb200", "gb300"})
+_SCALING = ("computescale", "scale_matrix")  # tables: the scale of an input, and the input in 8 bits
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulTable:
     """One format of one engine on one system."""
@@ -120,22 +126,27 @@ class MatmulTables:
 
     bfloat16 comes from the engine's own table. Of quantised formats the fastest table of any engine counts: several
     were measured bound by the host, which a serving engine is not.
+
+    Rows of fp8 with one scale for a tensor were measured with two small kernels in front, which find the scale of the
+    input and apply it. An engine that joins these with the kernel before them does not pay for them here.
     """
 
     def __init__(self, system: SystemForDevice, engine: str | None) -> None:
         self._system, self._engine = system, engine
-        self._tables: dict[tuple[str, str], MatmulTable | None] = {}
+        self._joins_scaling = engine == "trtllm" or (engine == "vllm" and system.system in _JOINED_BY_VLLM)
+        self._tables: dict[tuple[str, str, bool], MatmulTable | None] = {}
 
     def estimate(self, name: str, rows: Floats, columns: Floats, depth: Floats, count: Floats) -> Estimate:
         """Times of matmuls with a right operand of one format."""
         plan = format_plan(name)
         if plan is None:
             return Estimate.unknown(len(rows))
+        is_joined = self._joins_scaling and plan.measured[:1] == ("fp8",)
         estimates = [
             table.estimate(rows, columns, depth, count, system=self._system)
             for table_format in plan.measured
             for engine in self._engines(table_format)
-            if (table := self._table(engine, table_format)) is not None
+            if (table := self._table(engine, table_format, is_joined)) is not None
         ]
         if not estimates and plan.may_scale:
             estimates = [
@@ -157,10 +168,12 @@ class MatmulTables:
         own = self._table(self._engine, table_format)
         return ENGINES if own is None else (self._engine,)
 
-    def _table(self, engine: str, table_format: str) -> MatmulTable | None:
-        key = (engine, table_format)
+    def _table(self, engine: str, table_format: str, is_joined: bool = False) -> MatmulTable | None:
+        key = (engine, table_format, is_joined and table_format == "fp8")
         if key not in self._tables:
             columns = matmul_rows(self._system.system, engine, table_format)
+            if columns is not None and key[-1]:
+                columns = _without_scaling(self._system.system, columns)
             self._tables[key] = None if columns is None else MatmulTable.of_rows(table_format, columns)
         return self._tables[key]
 
@@ -172,3 +185,37 @@ def matmul_rows(system: str, engine: str, table_format: str) -> Columns | None:
         return None
     columns = read_rows(table, _KEYS, where=f"gemm_dtype = '{table_format}'")
     return columns if len(columns["seconds"]) else None
+
+
+def _without_scaling(system: str, columns: Columns) -> Columns:
+    """Rows of fp8 without the kernels in front, of which the fastest that any engine measured are taken off.
+
+    What is left is no faster than the best rows of the same table move memory and multiply.
+    """
+    rows, width, depth = (columns[key].astype(np.float64) for key in _KEYS)
+    measured = [grid for engine in ENGINES if (grid := _scaling(system, engine)) is not None]
+    if not measured:
+        return columns
+    place = [np.log(rows), np.log(depth)]
+    scaling = [np.exp(gathered(grid.values, grid.states, position(grid.axes, place))[0]) for grid in measured]
+    flops, moved = matmul_work(rows, width, depth, np.ones_like(rows), *STORED_BYTES["fp8"])
+    best = TableRoofline.of_rows(columns["seconds"], flops, moved)
+    least = np.maximum(flops / best.flops_per_s, moved / best.bytes_per_s)
+    left = np.maximum(columns["seconds"] - np.min(scaling, axis=0), np.minimum(least, columns["seconds"]))
+    return {**columns, "seconds": left}
+
+
+def _scaling(system: str, engine: str) -> Grid | None:
+    """Log seconds in which an engine finds the scale of an input and applies it, over its rows and depth."""
+    tables = [newest(system, name, engine) for name in _SCALING]
+    found = [read_rows(table, ("m", "k"), where="quant_dtype = 'fp8'") for table in tables if table is not None]
+    if len(found) < len(_SCALING) or not all(len(columns["seconds"]) for columns in found):
+        return None
+    total: dict[tuple[int, int], float] = {}
+    for columns in found:
+        for at in zip(columns["m"].tolist(), columns["k"].tolist(), columns["seconds"].tolist(), strict=True):
+            total[at[:2]] = total.get(at[:2], 0.0) + at[2]
+    levels = [np.unique(axis, return_inverse=True) for axis in np.array(list(total), np.float64).T]
+    values = np.full([len(level) for level, _ in levels], np.nan)
+    values[tuple(at for _, at in levels)] = np.log(list(total.values()))
+    return filled(tuple(np.log(level) for level, _ in levels), values)
