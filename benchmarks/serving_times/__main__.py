@@ -19,10 +19,12 @@ from benchmarks.serving_times.fitting import Judged, fit_gap, fitted, judged, le
 from benchmarks.serving_times.judgement import (
     CHANGES,
     after_measurements,
+    agreeing,
     by_group,
     by_origin,
     figures,
     one_change,
+    repeated,
     sets,
 )
 
@@ -49,10 +51,12 @@ def sections(data: dict[str, Any]) -> dict[str, str]:
             ("", "pairs", "ratio off by: median / p90", "told apart by 10 %", "faster one first"),
             (
                 (f"{name}: {what}", f"{row['pairs']:,}", _ratio(row), f"{row['told']:,}", share(row["share"]))
-                for name, rows in data["order"].items()
+                for name, rows in (*data["order"].items(), ("all, repetitions agree", data["agreeing"]))
                 for what, row in rows.items()
             ),
-        ),
+        )
+        + "\n\n"
+        + _repeated(data["repeated"]),
         "wrong": "\n\n".join(_wrong(data["order"]["all"][what], what) for what in ("precision", "plan")),
         "after": table(
             ("", "records", _OFF, "measured / estimated, 10 %", "90 %"),
@@ -84,6 +88,15 @@ def _wrong(row: dict[str, Any], what: str) -> str:
     )
     wrong = row["told"] - row["right"]
     return f"**{what}**: {wrong:,} of {row['told']:,} pairs have a wrong sign. {causes}.\n\n{text}"
+
+
+def _repeated(row: dict[str, Any]) -> str:
+    return (
+        f"Of one configuration that was measured more than once the times differ by {share(row['off'])} in the median, "
+        f"{share(row['off_p90'])} at p90 ({row['pairs']} pairs, copies left out). `repetitions agree` leaves out "
+        "configurations that are more than 10 % apart from themselves, and runs that are saturated, drafted or whole "
+        "systems."
+    )
 
 
 def _ratio(row: dict[str, Any]) -> str:
@@ -152,6 +165,8 @@ def data_of(records: list[Estimated]) -> dict[str, Any]:
             name: {what: one_change(some, change) for what, change in CHANGES.items()}
             for name, some in {**parts, "all": together}.items()
         },
+        "agreeing": {what: one_change(agreeing(together), change) for what, change in CHANGES.items()},
+        "repeated": repeated(together),
         "after": {name: after_measurements(some) for name, some in {**parts, "all": together}.items()},
     }
 

@@ -141,6 +141,26 @@ def one_change(some: Sequence[Judged], change: str) -> dict[str, Any]:
     }
 
 
+def agreeing(some: Sequence[Judged]) -> list[Judged]:
+    """The runs that no queue, draft or whole system explains, and whose repetitions are not told apart."""
+    apart = _repetitions(some)
+    return [
+        record
+        for record in some
+        if apart[_configuration(record.estimate.run)] <= TOLD
+        and not (record.estimate.is_saturated or record.estimate.run.drafts or record.estimate.run.is_whole_system)
+    ]
+
+
+def repeated(some: Sequence[Judged]) -> dict[str, Any]:
+    """How far apart two measurements of one configuration are, copies of a record left out."""
+    times: dict[Hashable, set[float]] = defaultdict(set)
+    for record in some:
+        times[_configuration(record.estimate.run)].add(round(record.estimate.run.tpot_s or 0, 7))
+    ratios = [max(pair) / min(pair) - 1 for several in times.values() for pair in combinations(several, 2)]
+    return {"pairs": len(ratios), **tails_of("off", ratios)}
+
+
 SATURATED = "a run is saturated: its time says how long the queue was"
 REPEATED = "repetitions of one of the two are as far apart"
 ALIKE = "estimated alike, within 10 %"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="the sample is writ
 pytest.importorskip("peft", reason="adapters are the library's own code")
 
 from benchmarks.training.real_step import EveryTensor, tensors_of
+from llm_perf_opt.core import store
 from llm_perf_opt.core.recorded_step import RecordedTrainingStep
 from llm_perf_opt.core.training_setup import TrainingSetup
 from llm_perf_opt.harness.training_run import record_step
@@ -121,3 +126,18 @@ def _scales(bnb: Any, model: torch.nn.Module) -> Iterator[torch.Tensor]:
         if isinstance(module, bnb.nn.Linear4bit):
             state = module.weight.quant_state
             yield from (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+
+
+_FRESH = """
+import llm_perf_opt as lpo
+answer = lpo.train("Qwen/Qwen3-0.6B", method="lora:4", gpus="a100-sxm-80g", seq=128)
+print(answer.fits)
+"""
+
+
+@pytest.mark.slow
+def test_a_fresh_process_finds_peft_before_torch_says_that_it_has_cuda(tmp_path: Path) -> None:
+    """Importing peft imports bitsandbytes, which looks for CUDA in torch where torch says that it is there."""
+    environment = {**os.environ, store.VARIABLE: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", _FRESH], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr[-2000:]

@@ -26,6 +26,8 @@ RECOMPUTES = ("none", "full", "full-reentrant", "selective")
 def training_target(name: str, build: Callable[[], Any], setup: TrainingSetup) -> Target:
     """The step as a target; `build` makes the model in evaluation mode."""
     _refuse_unknown(setup)
+    if setup.method != "full":
+        _peft()  # before the run, in which torch says that it has CUDA: libraries that peft imports would look for it
     return Target(
         model=name,
         phase="training step",
