@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.cli import main
+from llm_perf_opt.core import store
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.plugins import REPORTERS
+from llm_perf_opt.core.recorded_step import StepStoppedError
+from llm_perf_opt.core.training_setup import TrainingSetup
+from llm_perf_opt.training import training_step
+from llm_perf_opt.training.traced_layer import traced_layer
+from llm_perf_opt.training.training_run import read_method
 from tests.api.tiny_folders import llama_folder, mixtral_folder
 from tests.cli.test_answer_first import answer_of
 
@@ -129,3 +137,32 @@ def test_a_model_that_generates_nothing_is_refused(command: Command) -> None:
     code, _, err = command("google-bert/bert-base-uncased", *ONE_RUN)
     assert code in (1, 2)
     assert "generates no tokens" in err or "no training step" in err
+
+
+def test_a_sequence_beyond_the_learnt_positions_is_refused(command: Command) -> None:
+    code, _, said = command("openai-community/gpt2", "--gpus", "a100-sxm-80g", "--seq", "2048")
+    assert code == 2
+    assert "does not train on 2,048 tokens" in said
+    assert "--seq 1024" in said
+
+
+def test_a_step_whose_code_raises_is_an_error_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above, because it runs short ones; with rules in the place of a trace where it runs none."""
+
+    def stops(tokens: int) -> Callable[..., object]:
+        def step(source: object, setup: TrainingSetup, **_: object) -> object:
+            if setup.sequence > tokens:
+                raise StepStoppedError(ValueError("too many tokens"))
+            return SimpleNamespace(layer_saved_bytes=640, layer_input_bytes=64)
+
+        return step
+
+    monkeypatch.setenv(store.VARIABLE, store.OFF)
+    for longest in (64, 8):
+        monkeypatch.setattr(training_step, "trace_training_step", stops(longest))
+        asked = partial(traced_layer, "Qwen/Qwen3-0.6B", read_method("full"), (), sequence=512)
+        if longest == 64:
+            with pytest.raises(UsageError, match="does not train on 512 tokens(.|\n)*too many tokens"):
+                asked()
+        else:
+            assert asked() is None

@@ -78,6 +78,7 @@ def shape() -> ModelShape:
         tower_parameters=0,
         factored_numbers=100,
         linear_names=("q_proj",),
+        learnt_positions=None,
     )
 
 

@@ -63,7 +63,12 @@ def answer_lines(advice: Advice, asked: str, machine: str) -> Iterator[str]:
     )
     largest = sorted(ladder.rungs, key=lambda rung: -rung.time_ns)[:3]
     told = [f"{rung.name} {share_text(rung.time_ns / ladder.top_ns)}" for rung in largest if rung.time_ns > 0]
-    yield f"Most of it: {', '.join(told)}." if told else "It runs at its lower bound."
+    if not told:
+        yield "It runs at its lower bound."
+    elif 2 * sum(rung.time_ns for rung in largest) >= ladder.top_ns:
+        yield f"Most of it: {', '.join(told)}."
+    else:
+        yield f"The lower bound is {share_text(ladder.bottom_ns / ladder.top_ns)} of it; then {', '.join(told)}."
     first = list(map(_saving_text, (advice.changes or advice.in_code)[:2]))
     yield f"First: {'; then '.join(first)}." if first else "No change of those that are known saves anything."
 

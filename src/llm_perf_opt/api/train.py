@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.api.answer import Answer
-from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.hardware.prices import hourly_price, price_notes
@@ -141,6 +141,12 @@ def train(
         has_own_attention=precision != "bf16",
     )
     shape = shape_of(str(model), trust_remote_code=trust_remote_code)
+    if shape.learnt_positions is not None and seq > shape.learnt_positions:
+        raise UsageError(
+            f"{model} does not train on {seq:,} tokens.",
+            why=f"it has learnt {shape.learnt_positions:,} positions, and no other has a meaning",
+            fix=f"--seq {shape.learnt_positions}",
+        )
     base = base if compiled else _with_traced_layer(base, model, shape, trust_remote_code)
     candidates = fastest(shape, base, fixed, clock := StepClock.of(cluster))
     faster = made_faster(shape, candidates[0], clock, is_plan_free=plan is not None)
@@ -148,7 +154,7 @@ def train(
 
 
 def _with_traced_layer(run: TrainingRun, model: str | Path, shape: ModelShape, trusts_code: bool) -> TrainingRun:
-    sizes = traced_layer(model, run.method, shape.linear_names, trust_remote_code=trusts_code)
+    sizes = traced_layer(model, run.method, shape.linear_names, sequence=run.sequence, trust_remote_code=trusts_code)
     return replace(run, traced=sizes)
 
 

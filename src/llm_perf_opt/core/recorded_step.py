@@ -6,8 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
+from llm_perf_opt.core.errors import PerfOptError
 
 FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = ("forward", "loss", "backward", "optimizer")
+
+
+class StepStoppedError(PerfOptError):
+    """The code that trains raised something, which is the cause of this error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            "The training step stopped.",
+            why=f"the model's own code raised {type(error).__name__}: {error}",
+            fix="give it what it takes, for instance a shorter --seq",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,17 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from llm_perf_opt.core.callgraph import CallGraphBuilder, OpKind, TensorMeta
+from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.interrupts import InterruptsWait
-from llm_perf_opt.core.recorded_step import BACKWARD, FORWARD, LOSS, OPTIMIZER, RecordedTrainingStep, Stretch
+from llm_perf_opt.core.recorded_step import (
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    RecordedTrainingStep,
+    StepStoppedError,
+    Stretch,
+)
 from llm_perf_opt.core.target import Target
 from llm_perf_opt.core.thread_patches import ThreadPatches
 from llm_perf_opt.harness.module_calls import watch_forwards
@@ -235,7 +244,12 @@ def _recorded(target: Target, engine: Engine, model: torch.nn.Module) -> tuple[S
             id(weight): path for path, module in model.named_modules() for weight in module._parameters.values()
         }
         with observing(target, model) as facts, _watched(builder, recorder, memory, model), silenced():
-            target.run(model, given)
+            try:
+                target.run(model, given)
+            except PerfOptError:
+                raise
+            except Exception as error:
+                raise StepStoppedError(error) from error
         memory.note_gradients(recorder)
     return builder, memory, facts
 

@@ -7,7 +7,7 @@ each token, and two more for each in the backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
@@ -39,6 +39,7 @@ class ModelShape:
     tower_parameters: int
     factored_numbers: int
     linear_names: tuple[str, ...]  # of the linear layers in a decoder layer, as adapters are told
+    learnt_positions: int | None  # rows of a table of positions, beyond which no token can be; None: it has no table
 
     @property
     def hidden(self) -> int:
@@ -113,7 +114,18 @@ def model_shape(graph: CallGraph) -> ModelShape:
         tower_parameters=sum(_numbers(parameter) for parameter in parameters if _is_tower(graph, parameter)),
         factored_numbers=sum(sum(_sides(parameter)) for parameter in parameters),
         linear_names=_linear_names(graph, blocks, parameters),
+        learnt_positions=min((_rows_of_positions(graph, parameters, blocks)), default=None),
     )
+
+
+def _rows_of_positions(graph: CallGraph, parameters: Sequence[Parameter], blocks: EngineBlocks) -> Iterator[int]:
+    """Of the decoder's tables of learnt positions, which are known by their names."""
+    for parameter in parameters:
+        module = parameter.name.rpartition(".")[0].rpartition(".")[2]
+        is_named = module == "wpe" or "position" in module
+        is_wide = len(parameter.meta.shape) == _TABLE_SIDES and parameter.meta.shape[1] == blocks.hidden
+        if is_named and is_wide and not _is_tower(graph, parameter):
+            yield parameter.meta.shape[0]
 
 
 def _numbers(parameter: Parameter) -> int:
