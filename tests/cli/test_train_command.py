@@ -162,7 +162,7 @@ def test_a_step_whose_code_raises_is_an_error_with_its_words(monkeypatch: pytest
         monkeypatch.setattr(training_step, "trace_training_step", stops(longest))
         asked = partial(traced_layer, "Qwen/Qwen3-0.6B", read_method("full"), (), sequence=512)
         if longest == 64:
-            with pytest.raises(UsageError, match="does not train on 512 tokens(.|\n)*too many tokens"):
+            with pytest.raises(UsageError, match=r"does not train on 512 tokens(.|\n)*too many tokens"):
                 asked()
         else:
             assert asked() is None
