@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.pages import DOCS, replace_section, table, write_data
 from benchmarks.runner import Record, parser
+from benchmarks.training.shrunk_models import ShrunkModel, shrunk_models
 from benchmarks.training.tiny_steps import Comparison, compare, run_real, run_weightless, tiny_target
 from llm_perf_opt.core.training_setup import TrainingSetup
 from tests.breadth.tiny_models import TINY_MODELS
@@ -40,22 +41,24 @@ SETUPS: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": "sgd"},
     "Adafactor": {"optimizer": "adafactor"},
     "accumulation 3": {"accumulation": 3},
+    "full, classes made small": {},
     "LoRA": {"method": "lora", "lora_rank": 4},
     "LoRA, recompute full": {"method": "lora", "lora_rank": 4, "recompute": "full"},
 }
+SHRUNK = "full, classes made small"  # of every other class of a language model
 _LABELLED = ("ForCausalLM", "MaskedLM", "LMHead")
 
 
-def step_target(case: TinyModel, setup: TrainingSetup) -> Any:
+def step_target(case: TinyModel | ShrunkModel, setup: TrainingSetup, gradients: dict[str, tuple[int, ...]]) -> Any:
     """The step of a case; its routed experts run as one grouped matmul: its ops do not depend on the routing."""
     inputs = case.make_inputs()
     if any(ending in case.model for ending in _LABELLED):
         inputs["labels"] = inputs["input_ids"].clone()
     chosen = case if case.experts is None else replace(case, experts="grouped_mm")
-    return tiny_target(case.model, lambda: built(chosen, setup), inputs, setup)
+    return tiny_target(case.model, lambda: built(chosen, setup), inputs, setup, gradients)
 
 
-def built(case: TinyModel, setup: TrainingSetup) -> Any:
+def built(case: TinyModel | ShrunkModel, setup: TrainingSetup) -> Any:
     """The model in the dtype and with the attention of the setup."""
     model = case.build().to(getattr(torch, setup.dtype))
     if setup.attention == "eager":
@@ -63,20 +66,22 @@ def built(case: TinyModel, setup: TrainingSetup) -> Any:
     return model
 
 
-def row(case: TinyModel, name: str) -> Record:
+def row(case: TinyModel | ShrunkModel, name: str) -> Record:
     """One architecture, one way to train."""
+    gradients: dict[str, tuple[int, ...]] = {}
     setup = TrainingSetup(device="cpu", **{"dtype": "float32", **SETUPS[name]})
     found: Record = {"model": case.model, "setup": name}
     try:
-        target = step_target(case, setup)
+        target = step_target(case, setup, gradients)
         real = run_real(target)
+        theirs = dict(gradients)
     except Exception as error:  # noqa: BLE001 - what a library does not support is a result
         return {**found, "refused": f"{type(error).__name__}: {error}"[:160]}
     try:
         both = compare(run_weightless(target), real)
     except Exception as error:  # noqa: BLE001 - so is what does not run without weights
         return {**found, "fails": f"{type(error).__name__}: {error}"[:160]}
-    return {**found, **figures(both)}
+    return {**found, **figures(both), "gradients": len(theirs), "gradients_differ": gradients != theirs}
 
 
 def figures(both: Comparison) -> Record:
@@ -188,6 +193,9 @@ def others(records: Sequence[Record]) -> str:
 def measured(names: Sequence[str]) -> Iterator[Record]:
     """Every architecture in each of these ways."""
     for name in names:
+        if name == SHRUNK:
+            yield from (row(case, name) for case in shrunk_models())
+            continue
         for case in TINY_MODELS:
             if name == "full" or case.model.endswith(_LABELLED) or case.model.endswith("ConditionalGeneration"):
                 yield row(case, name)

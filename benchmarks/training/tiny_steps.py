@@ -64,9 +64,16 @@ class Comparison:
 
 
 def tiny_target(
-    name: str, build: Callable[[], torch.nn.Module], inputs: Mapping[str, Any], setup: TrainingSetup
+    name: str,
+    build: Callable[[], torch.nn.Module],
+    inputs: Mapping[str, Any],
+    setup: TrainingSetup,
+    gradients: dict[str, tuple[int, ...]] | None = None,
 ) -> Target:
-    """A step of any model: its own loss where the inputs have labels, otherwise the mean of what it returns."""
+    """A step of any model: its own loss where the inputs have labels, otherwise the mean of what it returns.
+
+    The shape of every parameter's gradient is written into `gradients`.
+    """
 
     def start(model: Any) -> Any:
         dtype = getattr(torch, setup.dtype)
@@ -79,7 +86,7 @@ def tiny_target(
         workload={"autocast": setup.autocast} if setup.autocast else {},
         build=lambda: prepared_model(build(), setup),
         prepare=start,
-        invoke=partial(_step, micro_batches=setup.accumulation),
+        invoke=partial(_step, micro_batches=setup.accumulation, gradients=gradients),
     )
 
 
@@ -87,7 +94,7 @@ def _as_given(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.clone().to(dtype) if tensor.is_floating_point() else tensor.clone()
 
 
-def _step(model: Any, start: Any, micro_batches: int) -> None:
+def _step(model: Any, start: Any, micro_batches: int, gradients: dict[str, tuple[int, ...]] | None) -> None:
     for _ in range(micro_batches):
         output = model(**start.inputs)
         loss = getattr(output, "loss", None)
@@ -100,6 +107,11 @@ def _step(model: Any, start: Any, micro_batches: int) -> None:
             loss = loss / micro_batches
         loss.backward()
         del loss
+    if gradients is not None:
+        gradients.clear()
+        gradients.update(
+            (name, tuple(weight.grad.shape)) for name, weight in model.named_parameters() if weight.grad is not None
+        )
     start.optimizer.step()
     start.optimizer.zero_grad(set_to_none=True)
 

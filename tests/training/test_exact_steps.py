@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("transformers", minversion="5.0", reason="the sample is written for the classes of transformers 5")
 
+from benchmarks.training.exactness import row
+from benchmarks.training.shrunk_models import ShrunkModel, shrunk_models
 from benchmarks.training.tiny_steps import Comparison, compare, run_real, run_weightless, tiny_target
 from llm_perf_opt.core.training_setup import TrainingSetup
 from tests.breadth.tiny_models import TINY_MODELS
@@ -91,3 +93,29 @@ def test_adapters_of_stacked_experts_hold_no_memory_twice() -> None:
     """They are put over the weight in each forward, by `set_` of a tensor onto itself."""
     pytest.importorskip("peft", reason="LoRA is the library's own code")
     assert_same(comparison(CASES["OlmoeForCausalLM"], method="lora", lora_rank=4, recompute="full"))
+
+
+# A class of each tenth of the alphabet in the gate, all of them elsewhere.
+SHRUNK = tuple(shrunk_models())
+
+
+def assert_small_class_is_exact(case: ShrunkModel) -> None:
+    found = row(case, "full, classes made small")
+    if "refused" in found:
+        pytest.skip(f"does not run for real: {found['refused']}")
+    assert "fails" not in found, found
+    assert not found["gradients_differ"]
+    assert found["gradients"] > 0
+    assert abs(found["peak_bytes"] / found["real_peak_bytes"] - 1) <= 0.01
+
+
+@pytest.mark.parametrize("case", SHRUNK[::20], ids=lambda case: case.model)
+def test_a_step_of_a_class_made_small_is_the_real_one(case: ShrunkModel) -> None:
+    assert_small_class_is_exact(case)
+
+
+@pytest.mark.breadth
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SHRUNK, ids=lambda case: case.model)
+def test_a_step_of_every_class_made_small_is_the_real_one(case: ShrunkModel) -> None:
+    assert_small_class_is_exact(case)
