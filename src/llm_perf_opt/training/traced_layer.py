@@ -71,7 +71,7 @@ def _sizes(
     tokens: int,
     trust_remote_code: bool,
 ) -> TracedSizes:
-    """Bytes for each token of a step with so many."""
+    """Bytes for each token of a step with this number of tokens."""
     ingredients = trace_ingredients(origin)
     asked = {"method": str(method), "targets": list(targets), "tokens": tokens}
     question = None if ingredients is None else {"of": ingredients, **asked}

@@ -27,8 +27,8 @@ STORED_BYTES: dict[str, tuple[float, float]] = {
 _STANDS_FOR = {"fp8": ("fp8", "fp8_block"), "fp8_block": ("fp8_block", "fp8")}
 
 
-# Where the kernel in front of a matmul in 8 bits writes them itself: norms, activations and attentions of TensorRT-LLM
-# do, those of vLLM where it compiles with these fusions, as published servers do on the systems named here.
+# The kernel in front of a matmul in 8 bits may write its input in 8 bits: norms, activations and attentions do in
+# TensorRT-LLM, and in vLLM where it compiles with these fusions, as published servers do on the systems named here.
 _JOINED_BY_VLLM = frozenset({"b200_sxm", "b300_sxm", "gb200", "gb300"})
 _SCALING = ("computescale", "scale_matrix")  # tables: the scale of an input, and the input in 8 bits
 
