@@ -195,7 +195,11 @@ def stored_record(
     stored = find_entry(kind, key, decode)
     if stored is None:
         stored = make()
-        keep_entry(kind, key, about, msgspec.msgpack.encode(stored))
+        try:
+            content = msgspec.msgpack.encode(stored)
+        except OverflowError:  # a count that no 64 bits hold
+            return stored
+        keep_entry(kind, key, about, content)
     return stored
 
 
