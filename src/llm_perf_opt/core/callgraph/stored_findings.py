@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.store import stored_record
@@ -29,32 +29,25 @@ def identify(graph: CallGraph, *content: str | bytes | None) -> CallGraph:
     return graph
 
 
-def kept_in_store(
-    kind: str, record: Any
-) -> Callable[
-    [Callable[Concatenate[CallGraph, _Asked], _Found]],
-    Callable[Concatenate[CallGraph, _Asked], _Found],
-]:
-    """Mark a function of a trace that no hardware changes: what it returns, of the type `record`, is kept."""
+def kept_in_store(kind: str, record: Any) -> Callable[[Callable[_Asked, _Found]], Callable[_Asked, _Found]]:
+    """Mark a function of a trace, or of its phases, that no hardware changes: the `record` it returns is kept."""
 
-    def marked(
-        function: Callable[Concatenate[CallGraph, _Asked], _Found],
-    ) -> Callable[Concatenate[CallGraph, _Asked], _Found]:
+    def marked(function: Callable[_Asked, _Found]) -> Callable[_Asked, _Found]:
         asked = signature(function)
 
         @wraps(function)
-        def kept(graph: CallGraph, /, *args: _Asked.args, **options: _Asked.kwargs) -> _Found:
-            if graph.content_digest is None:
-                return function(graph, *args, **options)
-            given = asked.bind(graph, *args, **options)
+        def kept(*args: _Asked.args, **options: _Asked.kwargs) -> _Found:
+            given = asked.bind(*args, **options)
             given.apply_defaults()
-            _, *others = given.arguments.values()
+            first, *others = given.arguments.values()
+            graphs = (first,) if isinstance(first, CallGraph) else tuple(first)
+            digests = [graph.content_digest for graph in graphs]
             found: _Found = stored_record(
                 kind,
-                {"graph": graph.content_digest, "with": list(map(repr, others))},
-                f"{graph.model}, {graph.phase}",
+                None if None in digests else {"graphs": digests, "with": list(map(repr, others))},
+                f"{graphs[0].model}, {', '.join(graph.phase for graph in graphs)}",
                 record,
-                lambda: function(graph, *args, **options),
+                lambda: function(*args, **options),
             )
             return found
 
