@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     KernelForms,
 )
 from llm_perf_opt.sweeps.function.figures.needs import NecessaryForms, must_read_bytes
-from llm_perf_opt.sweeps.function.form import Column, Evaluation, Point
+from llm_perf_opt.sweeps.function.form import AnsweredBy, Column, Evaluation, Point
 from llm_perf_opt.timing.collective_time import band_of, time_on_links
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
@@ -36,13 +35,6 @@ from llm_perf_opt.timing.sheet_columns import BOUNDS, KernelColumns, sheet_times
 from llm_perf_opt.timing.stage_work import work_of
 
 Floats = NDArray[np.float64]
-
-
-class AnsweredBy(StrEnum):
-    """How figures at many points were found."""
-
-    FORM = "by form"  # all points at once
-    POINT = "by point"  # the call graph of each point, analysed by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
