@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.per_rank import RanksAnswer, ranks_answer, with_ranks
@@ -12,7 +13,6 @@ from llm_perf_opt.core.callgraph.queries import found_once, shared_work
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.hardware.calibration import Calibration
 from llm_perf_opt.core.hardware.links import Cluster, device_of, hardware_id
-from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.parallel_plan import plan_in
 from llm_perf_opt.core.report import Level, Note, Report
 from llm_perf_opt.core.units import format_bytes, format_count
@@ -28,20 +28,20 @@ from llm_perf_opt.costs.memory.need import (
     shortage_text,
 )
 from llm_perf_opt.costs.run_description import deployment_notes
-from llm_perf_opt.measurements.correction import Remaining, centre, corrected_band
-from llm_perf_opt.measurements.correction_report import Correction, with_correction
-from llm_perf_opt.measurements.measured_points import Corrected, Given, PhaseTimes, corrected_others, corrected_times
 from llm_perf_opt.serving.fit import ServingFit, TracedFit, fullest_traced_fit, with_serving_fit
-from llm_perf_opt.sweeps.predicted_run import PredictedRun, PredictedSteps, predicted_run, with_run
+from llm_perf_opt.sweeps.predicted_run import PredictedRun, predicted_run, with_run
 from llm_perf_opt.timing.datasheet_rates import SOURCE, DataSheetRates, Execution
 from llm_perf_opt.timing.lower_bound import BoundBy
-from llm_perf_opt.timing.predict import StageTime, predict, total_wall
+from llm_perf_opt.timing.predict import StageTime, predict
 from llm_perf_opt.timing.prediction_report import prediction_report
 from llm_perf_opt.timing.rate_sources import DATA_SHEET, Machine, source_of
 from llm_perf_opt.timing.rates import Band, RateSource
 from llm_perf_opt.timing.speed import Speed, bottleneck_text, bottlenecks, pages_text, speed_of, speed_text
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.traced_run import TracedRun
+
+if TYPE_CHECKING:
+    from llm_perf_opt.measurements.correction_report import Correction
 
 _AS_DENSE = Note(
     "The calibration timed matmuls with unquantized weights; quantized weights are timed as if they were unquantized.",
@@ -194,7 +194,11 @@ class PredictionAnswer(Answer):
     def report(self) -> Report:
         """The answer, stages with bound and band, the memory that is needed, where times come from, the slowest ops."""
         notes = tuple(deployment_notes(self._graphs))
-        report = with_correction(with_run(self.times(), self.run), self.correction)
+        report = with_run(self.times(), self.run)
+        if self.correction is not None:
+            from llm_perf_opt.measurements.correction_report import with_correction
+
+            report = with_correction(report, self.correction)
         report = replace(report, answer=self.answer)
         if isinstance(self._machine, Calibration):
             return replace(report, notes=(*notes, *((_AS_DENSE,) if notes else ()), *report.notes))
@@ -241,7 +245,7 @@ def _prediction(
         rates=source.name,
         engine=source.engine,
         stages=tuple(
-            _stage(graph.phase, stage)
+            predicted_stage(graph.phase, stage)
             for graph, stage_times in zip(graphs, times, strict=True)
             for stage in stage_times
         ),
@@ -263,48 +267,8 @@ def with_decode_steps(trace: TracedRun, answer: PredictionAnswer, decode_steps: 
     return replace(answer, run=predicted_run(trace, answer._times, answer._source, decode_steps))
 
 
-def corrected_prediction(trace: TracedRun, answer: PredictionAnswer, measured: Given) -> PredictionAnswer:
-    """The prediction of a trace, corrected by what was measured; every kind of rank by the same factors."""
-    source = answer._source
-    corrected = corrected_times(trace, source, answer._times, measured)
-    phases = trace.phases
-    kinds = [rank.graphs for rank in trace.ranks]
-    others = [corrected_others(graphs, source, corrected) for graphs in kinds[1:]]
-    return replace(
-        answer,
-        stages=tuple(
-            _stage(phase, stage) for phase, times in zip(phases, corrected.times, strict=True) for stage in times
-        ),
-        ranks=None if answer.ranks is None else ranks_answer(kinds, source, [corrected.times, *others]),
-        run=None if answer.run is None else _corrected_run(answer.run, answer._times, corrected, phases),
-        correction=corrected.correction,
-        _times=corrected.times,
-    )
-
-
-def _corrected_run(run: PredictedRun, before: PhaseTimes, by: Corrected, phases: Sequence[str]) -> PredictedRun:
-    """A prefill and many steps with the corrected times: every step as the first one was."""
-    first = [stage for phase, stages in zip(phases, by.times, strict=True) if phase != DECODE for stage in stages]
-    wall = total_wall(first)
-    old = [stage for phase, stages in zip(phases, before, strict=True) if phase == DECODE for stage in stages]
-    new = [stage for phase, stages in zip(phases, by.times, strict=True) if phase == DECODE for stage in stages]
-    run = replace(run, prefill_low_s=wall.low, prefill_high_s=wall.high, prefill_expected_s=wall.expected)
-    was, now = total_wall(old), total_wall(new)
-    if was == now:
-        return run
-    factor = centre(now) / centre(was)
-    left = Remaining(low=now.low / centre(now), high=now.high / centre(now), why="")
-
-    def steps(part: PredictedSteps | None) -> PredictedSteps | None:
-        if part is None:
-            return None
-        band = corrected_band(Band(part.low_s, part.high_s, part.expected_s), factor, left, part.lower_bound_s or 0.0)
-        return replace(part, low_s=band.low, high_s=band.high, expected_s=band.expected)
-
-    return replace(run, decode=steps(run.decode), first_step=steps(run.first_step), last_step=steps(run.last_step))
-
-
-def _stage(phase: str, stage: StageTime) -> PredictedStage:
+def predicted_stage(phase: str, stage: StageTime) -> PredictedStage:
+    """The time of a stage as an answer has it."""
     communication = stage.communication
     links = None if communication is None else communication.band
     return PredictedStage(

@@ -109,7 +109,7 @@ class Trace(TracedRun):
         `measured` corrects the times by what was measured: a line such as `ttft=0.5s tpot=20ms batch=16`, a file of
         figures, the result of a load generator, a GPU recording, the folder of a `profile`; or a list of these.
         """
-        from llm_perf_opt.api.prediction import corrected_prediction, prediction_answer, with_decode_steps
+        from llm_perf_opt.api.prediction import prediction_answer, with_decode_steps
         from llm_perf_opt.timing.rate_sources import find_machine
 
         graphs = self._finished()
@@ -128,7 +128,11 @@ class Trace(TracedRun):
         answer = prediction_answer(graphs, machine, execution, others, rates=rates, engine=engine)
         if decode_steps is not None:
             answer = with_decode_steps(self, answer, decode_steps)
-        return answer if measured is None else corrected_prediction(self, answer, measured)
+        if measured is None:
+            return answer
+        from llm_perf_opt.api.corrected_prediction import corrected_prediction
+
+        return corrected_prediction(self, answer, measured)
 
     def advise(
         self,

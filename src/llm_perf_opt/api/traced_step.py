@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from llm_perf_opt.api.answer import Answer
 from llm_perf_opt.api.trace import Trace
@@ -102,11 +100,6 @@ class StepAnswer(Answer):
             for each in self.peak.tensors[:_SHOWN]
         )
         return Table(title="Alive at the peak", columns=columns, rows=rows)
-
-
-def is_own_step(model: object) -> TypeGuard[Callable[..., object]]:
-    """A function, a method or a partial; a module is called by itself, and is none."""
-    return inspect.isroutine(model) or isinstance(model, functools.partial)
 
 
 def trace_step(

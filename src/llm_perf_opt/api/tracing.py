@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -10,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from llm_perf_opt.api.cost import CostAnswer, Sources, check_sources, cost_of
 from llm_perf_opt.api.trace import Trace
-from llm_perf_opt.api.traced_step import is_own_step, trace_step
 from llm_perf_opt.core.callgraph import CallGraph
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware.links import (
@@ -35,7 +34,6 @@ from llm_perf_opt.core.protocols import (
 )
 from llm_perf_opt.core.workload import Deployment, ModelCode
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
-from llm_perf_opt.serving.engine_code import trace_engine_code
 from llm_perf_opt.timing.datasheet_rates import Execution
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.origin import Origin, find_origin, taken_plan
@@ -53,6 +51,7 @@ from llm_perf_opt.tracing.traced_run import media_tokens, trace_origin, trace_ra
 if TYPE_CHECKING:
     import torch
 
+    from llm_perf_opt.api.cost import CostAnswer, Sources
     from llm_perf_opt.api.sweep import SweepAnswer
     from llm_perf_opt.api.trace_function import TraceFunction
 
@@ -149,7 +148,9 @@ def trace(
     - `workload`: `prompt_tokens`, `decode_steps`, `new_tokens`, `batch`, `dtype`, `attention`, and the model's own.
     """
     files = _Files(out=None if out is None else Path(out), force=force, events=events)
-    if is_own_step(model):
+    if inspect.isroutine(model) or isinstance(model, functools.partial):  # a module is called by itself
+        from llm_perf_opt.api.traced_step import trace_step
+
         workload |= {"tracer": tracer.removeprefix(WEIGHTLESS), "device": device, "weights": weights}
         return trace_step(model, args, kwargs, workload, routing=routing, torch_device=torch_device, **files)
     named = _named(cast("str | Path | torch.nn.Module", model), workload, trust_remote_code)
@@ -159,6 +160,8 @@ def trace(
     running, drawn = _able_to_draw(_chosen_tracer(tracer, settings, routing, torch_device, files["out"]), pictures)
     plan = _checked_plan(taken_plan(workload), tracer, machine)
     if _is_of_engine(workload, tracer, args, kwargs):
+        from llm_perf_opt.serving.engine_code import trace_engine_code
+
         return Trace.of(trace_engine_code(named, machine, plan, workload, trusts=trust_remote_code, **formats, **files))
     seen = _Seen(device=hardware_id(machine), torch_device=torch_device, trust_remote_code=trust_remote_code)
     origin = _with_stages(find_origin(named, args, kwargs, **seen, **formats, **workload), stage)
@@ -331,6 +334,8 @@ def cost(
     The same as `lpo.trace(...).cost(sources)`, but nothing is traced where `counted` is not among the sources. A phase
     in which the model raises is unknown, and the others are counted.
     """
+    from llm_perf_opt.api.cost import check_sources, cost_of
+
     check_sources(sources)
     if code != "reference":
         formats = _Formats(weights=weights, cache=cache, routing=routing)

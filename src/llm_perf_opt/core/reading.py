@@ -446,7 +446,11 @@ def filled(record: type[T], source: object, /, **given: object) -> T:
     no figure is lost by a name.
     """
     kind: Any = record
-    names = kind.__struct_fields__ if hasattr(kind, "__struct_fields__") else [field.name for field in fields(kind)]
+    names = (
+        kind.__struct_fields__
+        if hasattr(kind, "__struct_fields__")
+        else [field.name for field in fields(kind) if field.init]
+    )
     return record(**{name: getattr(source, name) for name in names if name not in given}, **given)
 
 

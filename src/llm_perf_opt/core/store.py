@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,7 @@ SUFFIX = ".entry"
 MOST_BYTES = 2**30  # of all entries; then the oldest leave
 _KEEP_SHARE = 0.9  # what is left when they do, so that not every new entry makes one leave
 _FORMAT = 1
+_COLUMN = "q"  # the only type of a column in a record
 NOT_INSTALLED = "not installed"
 _MOST_CONTENT = 2**29
 _ENTRY_FILE = FileKind(
@@ -187,7 +189,7 @@ def stored_record(
 
     def decode(content: bytes) -> T:
         try:
-            return msgspec.msgpack.decode(content, type=record)
+            return msgspec.msgpack.decode(content, type=record, dec_hook=_as_array)
         except msgspec.DecodeError as error:
             raise _ENTRY_FILE.refusal("is not as it is written here", str(error)[:300]) from None
 
@@ -195,8 +197,25 @@ def stored_record(
     stored = find_entry(kind, key, decode)
     if stored is None:
         stored = make()
-        keep_entry(kind, key, about, msgspec.msgpack.encode(stored))
+        try:
+            content = msgspec.msgpack.encode(stored, enc_hook=_as_bytes)
+        except OverflowError:  # a count that no 64 bits hold
+            return stored
+        keep_entry(kind, key, about, content)
     return stored
+
+
+def _as_bytes(column: object) -> bytes:
+    if not isinstance(column, array) or column.typecode != _COLUMN:
+        raise NotImplementedError(f"a {type(column).__name__} has no place in a record")
+    return column.tobytes()
+
+
+def _as_array(kind: object, content: object) -> array[int]:
+    column = array(_COLUMN)
+    assert kind is array and isinstance(content, bytes), "columns alone are written as bytes"
+    column.frombytes(content)
+    return column
 
 
 def _file(folder: Path, kind: str, key: str) -> Path:

@@ -76,10 +76,8 @@ class Correction:
     remarks: tuple[str, ...]
 
 
-def with_correction(report: Report, correction: Correction | None) -> Report:
+def with_correction(report: Report, correction: Correction) -> Report:
     """The report with the tables of the correction behind the table of stages, and what it did as the first notes."""
-    if correction is None:
-        return report
     tables = (_measured_table(correction), _corrected_table(correction), *_family_tables(correction))
     notes = tuple(_notes(correction))
     return replace(report, tables=(*report.tables[:1], *tables, *report.tables[1:]), notes=(*notes, *report.notes))

@@ -89,6 +89,9 @@ class LatentModuleShape:
     sparse_model: str | None = None
 
 
+HEAD_WIDTH = 128  # of keys and of values of a gated delta rule, in every measured model
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
     """The state of one layer without attention; heads belong to a gated delta rule on one rank, 0: another rule."""

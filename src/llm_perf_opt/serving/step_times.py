@@ -21,7 +21,7 @@ from llm_perf_opt.timing.step.engine_step import Forward
 from llm_perf_opt.timing.step.step_table import StepTable
 
 if TYPE_CHECKING:
-    from llm_perf_opt.timing.step.engine_time import EngineTimer
+    from llm_perf_opt.timing.step.engine_time import EngineTimer, KeptKernels
 
 KIND = "shares of a step"
 _MOST_TABLES = 512
@@ -40,6 +40,7 @@ class StepTimes:
     def __init__(self, blocks: Callable[[], EngineBlocks], name: str, engine: str) -> None:
         self._make_blocks, self._name, self._engine = blocks, name, engine
         self._timers: dict[str, EngineTimer] = {}
+        self._kept: KeptKernels | None = None  # of all timers
         self._tables: dict[str, dict[ParallelPlan, StepTable]] = {}
         self._timed = Recent[tuple[str, ParallelPlan], StepTable](_MOST_TABLES)
         self._measured: dict[str, bool] = {}
@@ -64,6 +65,7 @@ class StepTimes:
     def let_go(self) -> None:
         """Drop what is needed only to make a table; tables and blocks stay."""
         self._timers.clear()
+        self._kept = None
         self._tables.clear()
 
     def forwards(
@@ -108,11 +110,12 @@ class StepTimes:
 
     def _timer(self, device: Device, cluster: Cluster | None) -> EngineTimer:
         """The timer of a device; there is one for each, since it keeps what it has looked up."""
-        from llm_perf_opt.timing.step.engine_time import EngineTimer
+        from llm_perf_opt.timing.step.engine_time import EngineTimer, kept_kernels
 
         place = _place(device, cluster)
         if place not in self._timers:
-            self._timers[place] = EngineTimer.of_any(device, self._engine, cluster)
+            self._kept = kept_kernels() if self._kept is None else self._kept
+            self._timers[place] = EngineTimer.of_any(device, self._engine, cluster, self._kept)
         return self._timers[place]
 
 

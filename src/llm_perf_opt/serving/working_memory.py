@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import found_once, ops_of
+from llm_perf_opt.core.callgraph.stored_findings import kept_in_store
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import tensor_bytes
@@ -47,6 +48,7 @@ class ForwardWidths:
 
 
 @found_once
+@kept_in_store("widths of a forward", ForwardWidths)
 def forward_widths(graph: CallGraph, *, plan: ParallelPlan, is_last: bool = True) -> ForwardWidths | None:
     """The widths of a decoder on one rank of a plan, from its step `graph`; None where it has no matmul with a weight.
 

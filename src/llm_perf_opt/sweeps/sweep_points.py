@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.number_ranges import NumberRange
 from llm_perf_opt.serving.fit import RankMemory, fit_of
 from llm_perf_opt.sweeps.function.figures.needs import figures_of
-from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns, times_by_point
-from llm_perf_opt.sweeps.function.form import Column, Point, Points
+from llm_perf_opt.sweeps.function.form import AnsweredBy, Column, Point, Points
 from llm_perf_opt.sweeps.function.phase_function import PhaseFunction
 from llm_perf_opt.timing.lower_bound import BoundBy
-from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.timing.rates import RateSource
+
+if TYPE_CHECKING:
+    from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+    from llm_perf_opt.timing.rates import RateSource
 
 Pair = tuple[int, int]  # batch and context
 BATCH, CONTEXT = "batch", "context"
@@ -132,7 +133,12 @@ class PhaseSweep:
         except PerfOptError as error:
             return self._point(pair, PointOrigin.FAILED, {"failure": f"{error.what} {error.why}"})
         of_graph = figures_of(graph)
-        times = {} if self.rates is None else _time_columns(times_by_point([predict(graph, self.rates)]))
+        times: dict[str, Column] = {}
+        if self.rates is not None:
+            from llm_perf_opt.sweeps.function.figures.times import times_by_point
+            from llm_perf_opt.timing.predict import predict
+
+            times = _time_columns(times_by_point([predict(graph, self.rates)]))
         timed = {name: _plain_values(column)[0] for name, column in times.items()}
         figures = {**{name: of_graph[name] for name in _WHOLE}, **timed}
         return self._point(pair, PointOrigin.TRACE, figures)

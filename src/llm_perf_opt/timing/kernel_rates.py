@@ -34,6 +34,7 @@ from llm_perf_opt.timing.kernels.tables import data_folder, missing_packages, sy
 from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin, Times
 from llm_perf_opt.timing.lower_bound import BoundBy, LowerBound, fastest_peak
 from llm_perf_opt.timing.rates import Band, Piece, RateTime, StagePieces
+from llm_perf_opt.timing.sheet_columns import seconds_by_bytes
 from llm_perf_opt.timing.stage_work import StageWork
 from llm_perf_opt.timing.step.request_time import banded, request_fit
 
@@ -41,10 +42,6 @@ SOURCE = "measured kernels"
 EAGER_TABLES = "vllm"  # its 16-bit matmuls are plain PyTorch matmuls
 _BANDWIDTH = "best share of the bandwidth"
 UNKNOWN_SPREAD = (0.5, 2.0)  # of a table without a measured error on rows left out
-
-
-VECTOR_FLOOR_S = 1.5e-6  # half of what the tables' own tool grants a kernel that is bound by its bytes, gap included
-VECTOR_BANDWIDTH = 0.8  # share of the data sheet, by the same tool's system files
 MODULE_ENGINES = ("vllm", "trtllm")  # their dense modules of latent attention were measured whole
 
 
@@ -182,7 +179,8 @@ class KernelTableRates(RatesAbove):
 
     def _by_data_sheet(self, kernel: Kernel) -> KernelTime | None:
         """What no table has: a collective by the links of the cluster, a matmul of 32 bits by its roofline."""
-        return by_data_sheet(kernel, self.below)
+        times = self.below.duration(kernel)
+        return None if times is None else KernelTime(TimeOrigin.ROOFLINE, times[0].band.expected_in_the_middle())
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether a table has its shape."""
@@ -253,39 +251,9 @@ def from_memory(kernel: Kernel, time: KernelTime, device: Device, bandwidth_shar
 
 def by_bytes(kernel: Kernel, device: Device) -> KernelTime:
     """A vector kernel of an engine: a floor, and the bytes that it needs."""
-    needed = kernel.bytes_moved - kernel.avoidable_bytes
-    seconds = VECTOR_FLOOR_S + needed / (VECTOR_BANDWIDTH * device.bandwidth_bytes_per_s)
+    seconds = seconds_by_bytes(kernel.bytes_moved - kernel.avoidable_bytes, device)
     fast, slow = UNKNOWN_SPREAD
     return KernelTime(TimeOrigin.ROOFLINE, Band(seconds * fast, seconds * slow, seconds))
-
-
-def by_data_sheet(kernel: Kernel, below: DataSheetRates) -> KernelTime | None:
-    """The middle of what a data sheet allows; None: it does not describe the kernel."""
-    times = below.duration(kernel)
-    return None if times is None else KernelTime(TimeOrigin.ROOFLINE, times[0].band.expected_in_the_middle())
-
-
-@dataclass(frozen=True, slots=True)
-class SheetKernels:
-    """Kernels of an engine on a device that no table comes near: every time comes from its data sheet."""
-
-    below: DataSheetRates
-
-    def learn(self, kernels: Iterable[Kernel]) -> None:
-        """Nothing: there is no table to ask."""
-
-    def knows(self, kernel: Kernel) -> bool:
-        """No shape was measured."""
-        return False
-
-    def measured(self, kernel: Kernel) -> KernelTime | None:
-        """By its bytes, or by the rates of the data sheet; None: neither describes it."""
-        if kernel.kind is KernelKind.VECTOR:
-            return by_bytes(kernel, self.below.device)
-        time = by_data_sheet(kernel, self.below)
-        if time is None or kernel.kind is KernelKind.COMMUNICATION:
-            return time
-        return from_memory(kernel, time, self.below.device, self.below.best_bandwidth_share)
 
 
 def _behind_another(kernel: KernelTime) -> Band:

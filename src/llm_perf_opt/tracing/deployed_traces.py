@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llm_perf_opt.core.callgraph import CallGraph
+from llm_perf_opt.core.callgraph.stored_findings import identify
 from llm_perf_opt.core.protocols import KnowsStoredFormats, ModelAdapter
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.core.tensor_formats import StoredFormats, cache_dtype, stored_dtype
@@ -29,10 +30,12 @@ def redeployed(graphs: Sequence[CallGraph], wanted: Deployment) -> tuple[CallGra
     """The phases of any run, a saved one too, for the device and in the formats that were asked for."""
     changed = tuple(graphs)
     if wanted.device is not None:
-        changed = tuple(replace(graph, deployment={**graph.deployment, "device": wanted.device}) for graph in changed)
+        changed = tuple(_on_device(graph, wanted.device) for graph in changed)
     if wanted.weights is not None:
         name = stored_dtype(wanted.weights)
-        changed = tuple(_with_weights(graph, name) for graph in changed)
+        changed = tuple(
+            identify(_with_weights(graph, name), graph.content_digest, "weights", name) for graph in changed
+        )
     if wanted.cache is not None:
         changed = _with_cache(changed, cache_dtype(wanted.cache), WHAT_IF)
     return changed
@@ -59,6 +62,11 @@ def as_checkpoint(graph: CallGraph, stored: StoredFormats) -> CallGraph:
     if stored.warnings:
         header["warnings"] = list(stored.warnings)
     return replace(store_weights(graph, stored.weights), deployment={**graph.deployment, **header})
+
+
+def _on_device(graph: CallGraph, device: str) -> CallGraph:
+    changed = replace(graph, deployment={**graph.deployment, "device": device})
+    return identify(changed, graph.content_digest, "on a device")
 
 
 def _with_weights(graph: CallGraph, name: str) -> CallGraph:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.callgraph import CallGraph, to_json_dict
 from llm_perf_opt.core.callgraph.json_reader import sealed_callgraph
+from llm_perf_opt.core.callgraph.stored_findings import identify
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.protocols import ModelAdapter
 from llm_perf_opt.core.reading import MODEL_FILE, FileKind, read_bytes
@@ -57,7 +58,10 @@ def keep_graphs(origin: Origin, graphs: Sequence[CallGraph]) -> None:
     ingredients = trace_ingredients(replace(origin, deployment=as_kept(origin)))
     if ingredients is None or any(graph.stopped_in is not None for graph in graphs):
         return
-    keep_entry(KIND, entry_key(KIND, ingredients), about(origin), content_of(graphs))
+    content = content_of(graphs)
+    keep_entry(KIND, entry_key(KIND, ingredients), about(origin), content)
+    for graph, line in zip(graphs, content.split(b"\n"), strict=True):
+        identify(graph, line)
 
 
 def _lookup(origin: Origin) -> tuple[CallGraph, ...] | None:
@@ -113,7 +117,7 @@ def content_of(graphs: Sequence[CallGraph]) -> bytes:
 
 def graphs_in(content: bytes) -> tuple[CallGraph, ...]:
     """The phases in the content of an entry."""
-    return tuple(map(sealed_callgraph, content.split(b"\n")))
+    return tuple(identify(sealed_callgraph(line), line) for line in content.split(b"\n"))
 
 
 # Traces of the catalogue that ship with the package: made by `python -m scripts.catalogue_traces`.

@@ -20,8 +20,8 @@ from llm_perf_opt.costs.memory.need import run_memory
 from llm_perf_opt.costs.parameters import count_distinct_parameters
 from llm_perf_opt.ops.table import kernels_of, price
 from llm_perf_opt.sweeps.function import phase_function
-from llm_perf_opt.sweeps.function.figures.times import AnsweredBy, TimeColumns
-from llm_perf_opt.sweeps.function.form import Form, Step, StepKind
+from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+from llm_perf_opt.sweeps.function.form import AnsweredBy, Form, Step, StepKind
 from llm_perf_opt.sweeps.function.phase_function import ALL_FIGURES, FunctionCell, PhaseFunction
 from llm_perf_opt.timing.calibrated_rates import CalibratedRates
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution

@@ -50,9 +50,9 @@ def test_the_fit_of_the_package_names_its_records() -> None:
 )
 def test_a_forward_is_the_sum_of_its_kernels() -> None:
     from llm_perf_opt.core.parallel_plan import ParallelPlan
-    from llm_perf_opt.timing.kernel_rates import VECTOR_BANDWIDTH, VECTOR_FLOOR_S
     from llm_perf_opt.timing.kernels.kernel_tables import kernel_tables
     from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S
+    from llm_perf_opt.timing.sheet_columns import VECTOR_BANDWIDTH, VECTOR_FLOOR_S
     from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
     from llm_perf_opt.timing.step.engine_time import EngineTimer, RankForward, WorkKind
     from tests.timing.step.test_engine_blocks import blocks_of

@@ -522,6 +522,7 @@ class CallGraph(RunCounts):
     runtime: Mapping[str, Json] = field(default_factory=dict)
     oracle_answers: tuple[OracleAnswer, ...] = ()
     notes: tuple[str, ...] = ()
+    content_digest: str | None = field(default=None, init=False, repr=False)  # `stored_findings`; `replace` drops it
 
     def problems(self) -> list[str]:
         """Every way in which the graph contradicts itself, one precise sentence each; empty when it is sound."""

@@ -8,10 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from operator import sub
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, label_of, ops_of, stage_names, stage_of_ops, tensor_offsets
 from llm_perf_opt.core.callgraph.records import StorageColumns, TensorMeta
+
+if TYPE_CHECKING:
+    Integers = array[int]
+else:  # who reads a record from the store looks at the types of its fields, and Python 3.11 has no `array[int]`
+    Integers = array
 
 GIVEN = "input"
 MADE_ORIGINS = frozenset({"activation", "scratch"})
@@ -74,8 +80,8 @@ class StageCurve:
     """The ops of one stage, in order, and the bytes alive while each of them ran."""
 
     stage: str
-    ops: array[int]  # rows of the graph's ops; a stage may run in several stretches
-    live_bytes: array[int]
+    ops: Integers  # rows of the graph's ops; a stage may run in several stretches
+    live_bytes: Integers
 
     @property
     def peak_op(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, deepest_claim, found_once, stage_names, stage_of_calls
 from llm_perf_opt.core.callgraph.records import Parameter
+from llm_perf_opt.core.callgraph.stored_findings import kept_in_store
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Table, table_of
@@ -95,6 +96,7 @@ class RunMemory:
 
 
 @found_once
+@kept_in_store("memory of a run", RunMemory)
 def run_memory(graphs: Sequence[CallGraph]) -> RunMemory:
     """The memory of every phase of a run."""
     cache = kv_cache(graphs)

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import found_once, ops_of, stage_names, stage_of_ops
+from llm_perf_opt.core.callgraph.stored_findings import kept_in_store
 from llm_perf_opt.core.report import Column, Kind, Note, Report, Table, table_of
 from llm_perf_opt.core.tensor_formats import matmul_dtype
 from llm_perf_opt.core.units import format_bytes, format_flops, format_number_of
@@ -117,6 +118,7 @@ class _Sums:
 
 
 @found_once
+@kept_in_store("necessary work", dict[str, NecessaryWork])
 def necessary_by_stage(graph: CallGraph, policy: str | None = None) -> dict[str, NecessaryWork]:
     """Stage -> necessary work over all its forwards, for stages that ran.
 

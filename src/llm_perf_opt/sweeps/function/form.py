@@ -222,6 +222,13 @@ def monomial(*atoms: Atom) -> Monomial:
     return _sorted(atoms)
 
 
+class AnsweredBy(StrEnum):
+    """How figures at many points were found."""
+
+    FORM = "by form"  # all points at once
+    POINT = "by point"  # the call graph of each point, analysed by itself
+
+
 Column = NDArray[Any]  # of int64, or of Python's integers
 Points = Mapping[str, Column]  # variable -> its value at each point, int64
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -34,25 +34,17 @@ from llm_perf_opt.sweeps.function.figures.needs import (
     sum_of,
 )
 from llm_perf_opt.sweeps.function.figures.rebuilding import Rebuilt, looped_figures, small_region
-from llm_perf_opt.sweeps.function.figures.times import (
-    AnsweredBy,
-    TimeColumns,
-    joined,
-    times_by_form,
-    times_by_point,
-    times_by_tables,
-)
-from llm_perf_opt.sweeps.function.form import Column, Evaluation, Form, Point, Points
+from llm_perf_opt.sweeps.function.form import AnsweredBy, Column, Evaluation, Form, Point, Points
 from llm_perf_opt.sweeps.function.program.alignment import Parting
 from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.sweeps.function.search.boxes import BoxSearch
 from llm_perf_opt.sweeps.function.search.cells import Cell, CellSearch, OpenRegion
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.timing.kernel_rates import KernelTableRates
-from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.timing.rates import RateSource, StagePieces
-from llm_perf_opt.timing.stage_work import stage_works
-from llm_perf_opt.timing.step.step_rates import StepRates, forward_at
+
+if TYPE_CHECKING:
+    from llm_perf_opt.sweeps.function.figures.times import TimeColumns
+    from llm_perf_opt.timing.kernel_rates import KernelTableRates
+    from llm_perf_opt.timing.rates import RateSource, StagePieces
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +175,10 @@ class FunctionCell:
 
     def times_at(self, points: Points, rates: RateSource) -> TimeColumns:
         """Times at points of the cell."""
+        from llm_perf_opt.sweeps.function.figures.times import times_by_form, times_by_point, times_by_tables
+        from llm_perf_opt.timing.kernel_rates import KernelTableRates
+        from llm_perf_opt.timing.predict import predict
+
         is_table = isinstance(rates, KernelTableRates)
         kernels = (
             self.kernels(rates.execution, least=not is_table)
@@ -203,6 +199,9 @@ class FunctionCell:
 
     def _steps(self, points: Sequence[Point], rates: KernelTableRates) -> dict[str, list[StagePieces]]:
         """The decoder's stage at every point, where an engine's rates know it as a whole."""
+        from llm_perf_opt.timing.stage_work import stage_works
+        from llm_perf_opt.timing.step.step_rates import StepRates, forward_at
+
         if not isinstance(rates, StepRates) or not points:
             return {}
         graph = self.rebuilt.graph(points[0])
@@ -271,6 +270,8 @@ class PhaseFunction:
 
     def times(self, points: Points, rates: RateSource) -> TimeColumns:
         """Times at many points by a source of rates, `predict` for all of them. Every point must be in a cell."""
+        from llm_perf_opt.sweeps.function.figures.times import joined
+
         parts = [(rows, cell.times_at(inside, rates)) for cell, rows, inside in self._by_cell(points)]
         return joined(parts, len(next(iter(points.values()))))
 

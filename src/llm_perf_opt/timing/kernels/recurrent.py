@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llm_perf_opt.ops.kernel_shape import HEAD_WIDTH
 from llm_perf_opt.timing.kernels.grid import FAILED, Configurations
 from llm_perf_opt.timing.kernels.kept_rows import Columns
 from llm_perf_opt.timing.kernels.tables import ENGINES, SystemForDevice, newest, read_rows
 from llm_perf_opt.timing.kernels.times import Estimate, Floats, TableRoofline, TimeOrigin, choose, fastest
 
-HEAD_WIDTH = 128  # of keys and of values, in every measured model
 MEASURED_KERNELS = 2
 _STATE_BYTES, _VALUE_BYTES = 4.0, 2.0
 _KEYS = ("kernel_source", "num_k_heads", "num_v_heads", "batch_size", "seq_len")

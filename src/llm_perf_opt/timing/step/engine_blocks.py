@@ -23,6 +23,7 @@ from llm_perf_opt.core.callgraph.queries import (
     tensor_offsets,
     weight_matrices,
 )
+from llm_perf_opt.core.callgraph.stored_findings import kept_in_store
 from llm_perf_opt.core.parallel_plan import ParallelPlan, layer_pattern, plan_in, replicated_in
 from llm_perf_opt.core.source_figures import WorkFamily
 from llm_perf_opt.costs.necessary.anatomy import Anatomy, WeightMatmul, anatomy_of
@@ -173,6 +174,7 @@ class EngineBlocks:
 
 
 @found_once
+@kept_in_store("blocks of a step", EngineBlocks)
 def engine_blocks(graph: CallGraph) -> EngineBlocks:
     """The blocks of a decoder, from the graph of one of its steps."""
     anatomy, needs = anatomy_of(graph), decoder_needs(graph)

@@ -19,9 +19,9 @@ from llm_perf_opt.core.parallel_plan import layer_pattern, replicated_in
 from llm_perf_opt.core.target import Json
 from llm_perf_opt.costs.necessary.anatomy import Anatomy
 from llm_perf_opt.costs.necessary.decoder_needs import FIRST_FORWARD
+from llm_perf_opt.ops.kernel_shape import HEAD_WIDTH
 from llm_perf_opt.timing.engine_kernels import vector_rule
 from llm_perf_opt.timing.fusions import Fusion
-from llm_perf_opt.timing.kernels.recurrent import HEAD_WIDTH
 
 _ADD_SQUARES = "MiniMaxM2"  # attentions with a kernel for norms over all heads in vLLM and SGLang
 _HEADS = ("num_k_heads", "num_v_heads")

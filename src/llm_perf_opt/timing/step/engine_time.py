@@ -1,15 +1,18 @@
-"""How long the forwards of a serving engine take on one rank, from tables of measured kernels."""
+"""How long the forwards of a serving engine take on one rank, by tables of measured kernels or by a data sheet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from llm_perf_opt.core.hardware import Device, find_device
 from llm_perf_opt.core.hardware.links import Cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.core.recent import Recent
 from llm_perf_opt.ops.kernel_shape import (
     AdapterShape,
     AttentionShape,
@@ -20,11 +23,12 @@ from llm_perf_opt.ops.kernel_shape import (
 )
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates, Execution
-from llm_perf_opt.timing.kernel_rates import KernelTableRates, SheetKernels, require_tables, table_rates
+from llm_perf_opt.timing.kernel_rates import KernelTableRates, require_tables, table_rates
 from llm_perf_opt.timing.kernels.tables import tables_label, tables_stamp
-from llm_perf_opt.timing.kernels.times import LAUNCH_GAP_S, TimeOrigin
+from llm_perf_opt.timing.kernels.times import CODE, LAUNCH_GAP_S, ORIGINS, TimeOrigin
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_step import Counted, Forward, forward_kernels, whole_modules
+from llm_perf_opt.timing.step.kernel_columns import ForwardKernels, LaunchColumns
 
 
 class WorkKind(StrEnum):
@@ -50,8 +54,9 @@ _BY_SHAPE: Mapping[type, WorkKind] = {
 }
 
 
-_NO_WORK = dict.fromkeys(WorkKind, 0.0)  # in the order in which times are added up
-_NO_ORIGIN = dict.fromkeys(TimeOrigin, 0.0)
+_KINDS = tuple(WorkKind)  # in the order in which times are added up
+_PLACE = {kind: place for place, kind in enumerate(_KINDS)}
+_MOST_KEPT = 32  # lists of kernels
 
 
 def kind_of(kernel: Kernel) -> WorkKind:
@@ -98,18 +103,27 @@ class TimesForwards(Protocol):
         ...
 
 
+KeptKernels = Recent[Hashable, ForwardKernels]
+
+
+def kept_kernels() -> KeptKernels:
+    """Lists of kernels that several timers may share."""
+    return Recent(_MOST_KEPT)
+
+
 class EngineTimer:
     """Times the forwards of an engine on a device, many at once, since tables answer columns."""
 
-    def __init__(self, rates: KernelTableRates | SheetKernels) -> None:
-        self._rates = rates
+    def __init__(self, rates: KernelTableRates | DataSheetRates, kept: KeptKernels | None = None) -> None:
+        self._rates, self._kept = rates, kept_kernels() if kept is None else kept
 
     @property
     def identity(self) -> list[str]:
         """All that its answers depend on besides this program: device, links, and the tables in use."""
         rates = self._rates
-        tables = [] if isinstance(rates, SheetKernels) else [rates.tables.system.system, str(rates.tables.engine)]
-        return [repr(rates.below), *tables, tables_stamp()]
+        if isinstance(rates, DataSheetRates):
+            return [repr(rates), tables_stamp()]
+        return [repr(rates.below), rates.tables.system.system, str(rates.tables.engine), tables_stamp()]
 
     @property
     def is_measured(self) -> bool:
@@ -134,38 +148,71 @@ class EngineTimer:
         return cls(rates)
 
     @classmethod
-    def of_any(cls, device: Device, engine: str | None, cluster: Cluster | None = None) -> EngineTimer:
-        """By tables where they describe the device, by its data sheet where none does."""
+    def of_any(
+        cls, device: Device, engine: str | None, cluster: Cluster | None = None, kept: KeptKernels | None = None
+    ) -> EngineTimer:
+        """By tables where they describe the device, by its data sheet where none does.
+
+        Timers that share `kept` list the kernels of a plan once for all devices without tables.
+        """
         sheet = DataSheetRates(device, Execution.FUSED, cluster=cluster)
-        return cls(table_rates(sheet, engine) or SheetKernels(sheet))
+        return cls(table_rates(sheet, engine) or sheet, kept)
 
     def times(self, forwards: Sequence[RankForward]) -> list[ForwardTime]:
         """The time of each forward."""
         rates = self._rates
+        if isinstance(rates, DataSheetRates):
+            kernels = self._kept.of(_asked(forwards), lambda: ForwardKernels([list(one.kernels()) for one in forwards]))
+            return _summed(kernels, kernels.by_data_sheet(rates))
         # Whole modules first: whether a table has them decides which other kernels a forward launches.
         rates.learn(
             kernel for forward in forwards for kernel, _ in whole_modules(forward.blocks, forward.forward, forward.plan)
         )
-        kernels_of_forwards = [list(forward.kernels(rates.knows)) for forward in forwards]
-        rates.learn(kernel for kernels in kernels_of_forwards for kernel, _ in kernels)
-        return [self._sum(kernels) for kernels in kernels_of_forwards]
+        kernels = ForwardKernels([list(forward.kernels(rates.knows)) for forward in forwards])
+        rates.learn(kernels.kernels)
+        return _summed(kernels, _in_tables(kernels, rates))
 
-    def _sum(self, kernels: Sequence[tuple[Kernel, int]]) -> ForwardTime:
-        by_kind, by_origin = dict(_NO_WORK), dict(_NO_ORIGIN)
-        launches = unknown = 0
-        for kernel, count in kernels:
-            time = self._rates.measured(kernel)
-            if time is None:
-                unknown += count
-                launches += count
-                continue
-            launches += count * time.launches
-            by_kind[kind_of(kernel)] += count * time.seconds
-            by_origin[time.origin] += count * time.seconds
-        by_kind[WorkKind.GAPS] = LAUNCH_GAP_S * launches
-        return ForwardTime(
-            by_kind={kind: seconds for kind, seconds in by_kind.items() if seconds},
-            by_origin={origin: seconds for origin, seconds in by_origin.items() if seconds},
-            kernels=launches,
-            unknown=unknown,
-        )
+
+def _asked(forwards: Sequence[RankForward]) -> Hashable:
+    """The forwards, with blocks that many share compared once."""
+    blocks = {id(one.blocks): one.blocks for one in forwards}
+    number_of = {shared: number for number, shared in enumerate(blocks)}
+    return (
+        tuple(blocks.values()),
+        tuple((number_of[id(one.blocks)], one.forward, one.plan, one.is_by_sequence) for one in forwards),
+    )
+
+
+def _in_tables(kernels: ForwardKernels, rates: KernelTableRates) -> LaunchColumns:
+    times = [rates.measured(kernel) for kernel in kernels.kernels]
+    return LaunchColumns(
+        np.array([np.nan if time is None else time.seconds for time in times]),
+        np.array([0 if time is None else CODE[time.origin] for time in times], dtype=np.int64),
+        np.array([1 if time is None else time.launches for time in times], dtype=np.int64),
+    )
+
+
+def _summed(kernels: ForwardKernels, each: LaunchColumns) -> list[ForwardTime]:
+    is_unknown = np.isnan(each.seconds)
+    seconds = np.where(is_unknown, 0.0, kernels.counts * each.seconds)
+    nothing = np.zeros(len(seconds), dtype=np.int64)
+    kinds = np.array([_PLACE[kind_of(kernel)] for kernel in kernels.kernels], dtype=np.int64)
+    columns = (
+        kernels.sums(seconds, kinds, len(_KINDS)),
+        kernels.sums(seconds, each.origin_codes, len(ORIGINS)),
+        kernels.sums(kernels.counts * each.launches, nothing, 1),
+        kernels.sums(kernels.counts * is_unknown, nothing, 1),
+    )
+    return [_forward_time(*row) for row in zip(*columns, strict=True)]
+
+
+def _forward_time(
+    by_kind: list[float], by_origin: list[float], launches: list[float], unknown: list[float]
+) -> ForwardTime:
+    by_kind[_PLACE[WorkKind.GAPS]] = LAUNCH_GAP_S * launches[0]
+    return ForwardTime(
+        by_kind={kind: seconds for kind, seconds in zip(_KINDS, by_kind, strict=True) if seconds},
+        by_origin={origin: seconds for origin, seconds in zip(ORIGINS, by_origin, strict=True) if seconds},
+        kernels=int(launches[0]),
+        unknown=int(unknown[0]),
+    )

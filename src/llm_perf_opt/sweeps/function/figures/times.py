@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,8 @@ from numpy.typing import NDArray
 
 from llm_perf_opt.core.collectives import Collective
 from llm_perf_opt.core.hardware.links import Cluster
-from llm_perf_opt.core.hardware.priors import Prior
 from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork
-from llm_perf_opt.ops.op import Kernel, KernelKind
+from llm_perf_opt.ops.op import KernelKind
 from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     CollectiveCounts,
     CollectiveForms,
@@ -27,31 +24,17 @@ from llm_perf_opt.sweeps.function.figures.kernel_forms import (
     KernelForms,
 )
 from llm_perf_opt.sweeps.function.figures.needs import NecessaryForms, must_read_bytes
-from llm_perf_opt.sweeps.function.form import Column, Evaluation, Point
+from llm_perf_opt.sweeps.function.form import AnsweredBy, Column, Evaluation, Point
 from llm_perf_opt.timing.collective_time import band_of, time_on_links
-from llm_perf_opt.timing.datasheet_rates import (
-    LARGE_WEIGHTS,
-    SMALL_WEIGHTS,
-    DataSheetRates,
-    compute_rates,
-    priors_of,
-)
+from llm_perf_opt.timing.datasheet_rates import DataSheetRates
 from llm_perf_opt.timing.kernel_rates import KernelTableRates
 from llm_perf_opt.timing.lower_bound import BoundBy, fastest_peak
 from llm_perf_opt.timing.predict import StageTime, stage_time
 from llm_perf_opt.timing.rates import Piece, Pieces, StagePieces
+from llm_perf_opt.timing.sheet_columns import BOUNDS, KernelColumns, sheet_times
 from llm_perf_opt.timing.stage_work import work_of
 
 Floats = NDArray[np.float64]
-_BOUNDS = tuple(BoundBy)
-_MICRO = 1e-6
-
-
-class AnsweredBy(StrEnum):
-    """How figures at many points were found."""
-
-    FORM = "by form"  # all points at once
-    POINT = "by point"  # the call graph of each point, analysed by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +102,7 @@ def times_by_form(
     bounds = [stage.lower_bound_s for stage in stages]
     known = [bound for bound in bounds if bound is not None]
     slowest = np.argmax(np.stack([stage.high_s for stage in stages]), axis=0) if stages else np.zeros(at.size, int)
-    limits = np.array(_BOUNDS, dtype=object)
+    limits = np.array(BOUNDS, dtype=object)
     by_stage = np.stack([stage.bound_by for stage in stages]) if stages else np.zeros((1, at.size), dtype=np.int64)
     return TimeColumns(
         lower_bound_s=sum(known, zero) if len(known) == len(bounds) else None,
@@ -145,14 +128,14 @@ def _stage(
     collectives: Mapping[CollectiveForms, int],
 ) -> _StageColumns:
     low, high = np.zeros(at.size), np.zeros(at.size)
-    shares = np.zeros((len(_BOUNDS), at.size))
+    shares = np.zeros((len(BOUNDS), at.size))
     for kernel, count in counts.items():
         if kernel.kind is KernelKind.COMMUNICATION:
             continue
-        fast, slow, limit = _kernel_times(kernel, at, rates)
+        fast, slow, limit = sheet_times(_sized(kernel, at), rates)
         low += fast * count
         high += slow * count
-        for place in range(len(_BOUNDS)):
+        for place in range(len(BOUNDS)):
             shares[place] += np.where(limit == place, slow * count, 0.0)
     bound = None if needs is None else _lower_bound(needs, policy, at, rates)
     if bound is not None:
@@ -161,13 +144,13 @@ def _stage(
         low, high = np.maximum(low, least), np.maximum(high, least)
     links = links_of(counts, at, rates.cluster, by_engine=rates.is_engine)
     low, high = np.maximum(low, links.low_s), high + links.high_s
-    shares[_BOUNDS.index(BoundBy.COMMUNICATION)] = links.high_s
+    shares[BOUNDS.index(BoundBy.COMMUNICATION)] = links.high_s
     launch, launches = rates.launch_time(), sum(counts.values())
     host_low, host_high = launch.low * launches, launch.high * launches
     is_host = np.sqrt(host_low * host_high) > np.sqrt(low * high)
     if rates.is_engine:  # what `predict` calls so
-        shares[_BOUNDS.index(BoundBy.KERNEL_STARTS)] = shares[_BOUNDS.index(BoundBy.LAUNCHES)]
-        shares[_BOUNDS.index(BoundBy.LAUNCHES)] = 0.0
+        shares[BOUNDS.index(BoundBy.KERNEL_STARTS)] = shares[BOUNDS.index(BoundBy.LAUNCHES)]
+        shares[BOUNDS.index(BoundBy.LAUNCHES)] = 0.0
     return _StageColumns(
         lower_bound_s=None
         if bound is None
@@ -178,7 +161,7 @@ def _stage(
         device_high_s=high,
         host_low_s=host_low,
         host_high_s=host_high,
-        bound_by=np.where(is_host, _BOUNDS.index(BoundBy.LAUNCHES), np.argmax(shares, axis=0)),
+        bound_by=np.where(is_host, BOUNDS.index(BoundBy.LAUNCHES), np.argmax(shares, axis=0)),
         untimed=links.untimed,
     )
 
@@ -195,67 +178,21 @@ def _lower_bound(needs: NecessaryForms, policy: str, at: Evaluation, rates: Data
     return np.maximum(compute_s, bandwidth_s), bandwidth_s
 
 
-def _kernel_times(kernel: KernelForms, at: Evaluation, rates: DataSheetRates) -> tuple[Floats, Floats, Column]:
-    """Low and high estimate of one kernel launch, and the place of its bottleneck."""
-    low, high = np.zeros(at.size), np.zeros(at.size)
-    limit = np.zeros(at.size, dtype=np.int64)
-    flops = _floats(at.of(kernel.flops))
-    required = flops - _floats(at.of(kernel.skippable_flops))
-    moved = _floats(at.of(kernel.bytes_moved))
-    needed = np.maximum(moved - _floats(at.of(kernel.avoidable_bytes)) - (rates.device.cache_bytes or 0), 0.0)
-    for rows, (floor, fraction, bandwidth) in _classes(kernel, at, rates):
-        has_matmuls = bool(kernel.flops.terms)  # the peaks of a device hold for no other work
-        fast, slow = compute_rates(kernel.dtype, fraction, rates.device) if has_matmuls else (1.0, 1.0)
-        device_rate = rates.device.bandwidth_bytes_per_s
-        parts = np.stack(
-            (
-                required[rows] / slow,
-                moved[rows] / (device_rate * bandwidth.low),
-                np.full(len(moved[rows]), floor.high * _MICRO),
-            )
-        )
-        low[rows] = floor.low * _MICRO + np.maximum(
-            required[rows] / fast, needed[rows] / (device_rate * bandwidth.high)
-        )
-        high[rows] = parts[2] + np.maximum(parts[0], parts[1])
-        limit[rows] = np.argmax(parts, axis=0)
-    return low, high, limit
-
-
-def _classes(
-    kernel: KernelForms, at: Evaluation, rates: DataSheetRates
-) -> Iterator[tuple[slice | Column, tuple[Prior, Prior, Prior]]]:
-    """Points at which the same priors hold for a kernel, and these: asked for one kernel of each class."""
-    sizes = {name: at.of(getattr(kernel, name)) for name in ("rows", "weights", "sequences", "queries")}
-    priors = rates.priors
-    classes = [
-        _bands(sizes["rows"], priors.small_matmul_fraction),
-        _bands(sizes["rows"], priors.large_matmul_fraction),
-        np.searchsorted([SMALL_WEIGHTS + 1, LARGE_WEIGHTS], _floats(sizes["weights"]), side="right"),
-        _bands(sizes["sequences"], priors.attention_bandwidth),
-        sizes["queries"] == 1,
-    ]
-    numbers = reduce(lambda total, column: total * 16 + column, classes, np.zeros(at.size, dtype=np.int64))
-    for number in np.unique(numbers):
-        rows = numbers == number
-        first = int(np.argmax(rows))
-        sized = Kernel(
-            kind=KernelKind(kernel.kind),
-            dtype=kernel.dtype,
-            flops=1,
-            skippable_flops=0,
-            bytes_moved=1,
-            rows=int(sizes["rows"][first]),
-            weights=int(sizes["weights"][first]),
-            sequences=int(sizes["sequences"][first]),
-            queries=int(sizes["queries"][first]),
-        )
-        yield slice(None) if rows.all() else rows, priors_of(sized, priors)
-
-
-def _bands(sizes: Column, bands: Sequence[Prior]) -> Column:
-    assert len(bands) < 16, "a class is one of 16"
-    return np.searchsorted([prior.at_least for prior in bands], _floats(sizes), side="right")
+def _sized(kernel: KernelForms, at: Evaluation) -> KernelColumns:
+    """One kernel at all points."""
+    return KernelColumns(
+        kind=KernelKind(kernel.kind),
+        dtype=kernel.dtype,
+        has_flops=bool(kernel.flops.terms),
+        flops=at.of(kernel.flops),
+        skippable_flops=at.of(kernel.skippable_flops),
+        bytes_moved=at.of(kernel.bytes_moved),
+        avoidable_bytes=at.of(kernel.avoidable_bytes),
+        rows=at.of(kernel.rows),
+        weights=at.of(kernel.weights),
+        sequences=at.of(kernel.sequences),
+        queries=at.of(kernel.queries),
+    )
 
 
 def _floats(column: Column) -> Floats:
