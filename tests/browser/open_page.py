@@ -91,7 +91,7 @@ class OpenPage:
 
     def figure(self, key: str, column: str = "inclusive") -> str:
         """One cell of the panel's cost table; the exact number where both are shown."""
-        cell = f"#panel tr[data-figure={key}] td.{column}"
+        cell = f"#panel tr[data-key={key}] td.{column}"
         return (self.texts(f"{cell} .exact") or self.texts(cell))[0]
 
     def milliseconds_to_ready(self) -> float:

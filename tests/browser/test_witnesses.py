@@ -1,4 +1,4 @@
-"""A figure of a report, clicked: its witness opens, and the formula in it gives the figure again."""
+"""A figure of any page, clicked: its witness opens, and the formula in it gives the figure again."""
 
 from __future__ import annotations
 
@@ -8,26 +8,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import llm_perf_opt as lpo
+from llm_perf_opt.api.explore import explore_page
 from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Column, Kind, Report, Table
 from llm_perf_opt.core.witness import CLOSE, Witness, worked_out
 from tests.api.tiny_folders import llama_folder
 
-CLICK = """
+CLICKED = """
 const dialog = document.getElementById("witness");
-return [...document.querySelectorAll("main [data-figure]")].map((button) => {
+const clicked = () => [...document.querySelectorAll("main [data-figure]")].map((button) => {
   button.click();
   const { value, worked } = dialog.dataset;
   const answer = {
-    isOpen: dialog.open, exact: button.dataset.exact, value, worked,
+    name: button.dataset.figure, isOpen: dialog.open, exact: button.dataset.exact, value, worked,
     text: document.getElementById("witness-body").textContent,
-    place: `${button.closest("table").tHead.textContent}: ${button.closest("tr").textContent}`,
+    place: (button.closest("tr") ?? button).textContent,
   };
   dialog.close();
   return answer;
 });
+"""
+CLICK = f"{CLICKED} return clicked();"
+# The whole run and boxes on show, in each phase; after a click the panel has the figures of that box. The picture is
+# hidden meanwhile: a browser lays it out again for every dialog.
+CLICK_BOXES = f"""{CLICKED}
+const phases = [...document.querySelectorAll("#phases button")];
+const hidden = document.querySelectorAll("main > section");
+return (phases.length ? phases : [document.body]).flatMap((phase) => {{
+  phase.click();
+  const ids = [...document.querySelectorAll(".box")].map((box) => box.id).slice(0, arguments[0]);
+  for (const part of hidden) part.style.display = "none";
+  const figures = [...clicked(), ...ids.flatMap((id) => {{
+    document.querySelector(`#${{id}} > .head`).click();
+    return clicked();
+  }})];
+  for (const part of hidden) part.style.display = "";
+  return figures;
+}});
 """
 UNTRACED = """
 return [...document.querySelectorAll("main .card > .scroll td.number:not(.unknown)")]
@@ -39,9 +59,10 @@ return [...document.querySelectorAll("main .card > .scroll td.number:not(.unknow
 def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     """Opens a report; afterwards nothing may stand in the console."""
 
-    def opened(report: Report) -> Any:
-        file = tmp_path / "report.html"
-        file.write_text(REPORTERS.get("html")().render(report), encoding="utf-8")
+    def opened(report: Report | Path) -> Any:
+        file = report if isinstance(report, Path) else tmp_path / "report.html"
+        if isinstance(report, Report):
+            file.write_text(REPORTERS.get("html")().render(report), encoding="utf-8")
         browser.get(file.as_uri())
         return browser
 
@@ -122,3 +143,44 @@ def test_every_figure_of_a_whole_report_opens_its_witness(page: Any) -> None:
     assert driver.execute_script(UNTRACED) == []
     assert len(figures) > 500
     assert sum("= " in figure["text"] for figure in figures) > 80
+
+
+@pytest.mark.parametrize("verb", ["advise", "train"])
+def test_every_figure_of_advice_and_of_training_opens_its_witness(page: Any, served: Path, verb: str) -> None:
+    answer = lpo.trace(served).advise("l4") if verb == "advise" else lpo.train(served, "2x l4", seq=128)
+    driver = page(answer.report())
+    figures = driver.execute_script(CLICK)
+    assert wrong(figures) == []
+    assert len(figures) > 40
+    assert driver.execute_script(UNTRACED) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"only": "attention"}, {"ungrouped": True}], ids=["all", "some", "ungrouped"])
+def test_every_figure_of_every_box_opens_its_witness(page: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    """FLOPs, bytes and memory of a box go back to the ops that ran, parameters to the modules that hold them."""
+    run = lpo.trace("deepseek-ocr-tiny", mode="tiny")
+    driver = page(run.graph(**options).save(tmp_path / "graph.html"))
+    figures = driver.execute_script(CLICK_BOXES, 12)
+    assert wrong(figures) == []
+    assert len(figures) > 500
+    assert sum("the price of aten." in figure["text"] for figure in figures) > 100
+    own = [figure for figure in figures if figure["name"].startswith("own-") and float(figure["exact"])]
+    assert options.get("only") or [figure["place"] for figure in own if "counted while" in figure["text"]] == []
+
+
+def test_a_box_names_the_ops_that_it_sums(page: Any, tmp_path: Path) -> None:
+    """A layer of 256 x 128 numbers, on two tokens: 2 x 2 x 256 x 128 FLOPs, once in this forward."""
+    module = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Linear(256, 8))
+    run = lpo.trace(module, args=(torch.zeros(2, 128),))
+    driver = page(run.graph().save(tmp_path / "graph.html"))
+    texts = [figure["text"] for figure in driver.execute_script(CLICK_BOXES, 12)]
+    assert any("runs: 1" in text and "each, of [2, 128], [256, 128], [256]: 131,072 FLOP" in text for text in texts)
+
+
+def test_a_page_to_explore_opens_each_witness(page: Any, served: Path, tmp_path: Path) -> None:
+    answer = lpo.sweep(served, users=(1, 8), input=(16, 48), points=2)
+    driver = page(explore_page(answer, tmp_path / "explore.html"))
+    driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    figures = driver.execute_script(CLICK)
+    assert wrong(figures) == []
+    assert len(figures) > 35

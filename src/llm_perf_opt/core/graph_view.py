@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.witness import Witness
 
 
 class LoopKind(StrEnum):
@@ -101,6 +102,7 @@ class Box:
     is_open: bool = True  # whether the default picture shows what is inside
     is_split: bool = False  # its children are its own members again, told apart by cost; they add no calls
     is_left_out: bool = False  # stands for all modules that a filter took out of the box around it; has no path
+    witness: Callable[[str], Witness | None] | None = field(default=None, compare=False, repr=False)  # of an own figure
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from graphlib import TopologicalSorter
@@ -109,7 +109,11 @@ class HtmlDrawing(WeighedDrawing):
 
 @cache
 def _parts() -> tuple[str, str, str]:
-    return page_file("vendor/libraries.js"), page_script(), page_file("theme.css") + page_file("page.css")
+    return (
+        page_file("vendor/libraries.js"),
+        page_script(),
+        page_file("theme.css") + page_file("witness.css", SHARED) + page_file("page.css"),
+    )
 
 
 @cache
@@ -147,18 +151,20 @@ class HtmlReport:
 def _witnesses_json(section: Section) -> str:
     """The trees of all figures by their numbers, as ASCII that may stand inside a `<script>` element."""
     words = _Table[str]()
-
-    def tree(witness: Witness, is_whole: bool) -> list[object]:
-        named = (words.number(visible(text)) for text in (witness.name, witness.unit, witness.origin))
-        if not witness.operation:
-            return [*named, -1, str(witness.value) if is_whole else witness.value]
-        return [*named, words.number(witness.operation), *(tree(part, is_whole) for part in witness.parts)]
-
     figures = [
-        [words.number(figure.label), tree(figure.witness, figure.witness.is_whole)] for figure in section.figures
+        [words.number(figure.label), _tree(figure.witness, words.number, is_whole=figure.witness.is_whole)]
+        for figure in section.figures
     ]
-    data = {"words": list(words.number_of), "figures": figures}
+    data = {"words": list(map(visible, words.number_of)), "figures": figures}
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(UNSAFE_IN_HTML)
+
+
+def _tree(witness: Witness, word: Callable[[str], int], *, is_whole: bool) -> list[object]:
+    """As `treeOf` of `page_parts/formulas.js` reads it."""
+    named = map(word, (witness.name, witness.unit, witness.origin))
+    if not witness.operation:
+        return [*named, -1, str(witness.value) if is_whole else witness.value]
+    return [*named, word(witness.operation), *(_tree(part, word, is_whole=is_whole) for part in witness.parts)]
 
 
 def _stages(report: Report) -> int:
@@ -203,6 +209,7 @@ def page_json(views: Mapping[str, GraphView], first: str, metric: str = "flops",
         "phases": phases,
         "params": list(tables.params.number_of),
         "tensors": list(tables.tensors.number_of),
+        "witnesses": [json.loads(tree) for tree in tables.witnesses.number_of],
         "strings": list(front_coded(map(visible, tables.strings.number_of))),
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
@@ -244,6 +251,7 @@ class _PageTables:
         self.strings: _Table[str] = _Table()
         self.params: _Table[tuple[tuple[int, int], ...]] = _Table()
         self.tensors: _Table[tuple[tuple[tuple[int, ...], int], ...]] = _Table()
+        self.witnesses: _Table[str] = _Table()
 
     def columns(self, view: GraphView) -> dict[str, object]:
         numbered = list(_numbered(view))
@@ -284,7 +292,15 @@ class _PageTables:
             box.is_open * 1 + box.is_split * 2 + box.is_left_out * 4,
             word(collectives_text(box)),
             [[word(kind), word(amount)] for kind, amount in collective_facts(box)],
+            [self._witness_number(box, name) for name in FIGURE_NAMES],
         ]
+
+    def _witness_number(self, box: Box, figure: str) -> int:
+        """Where the tree of an own figure stands; -1: there is none, and MACs follow from FLOPs."""
+        witness = None if box.witness is None or figure == "macs" else box.witness(figure)
+        if witness is None or witness.value != getattr(box.own, figure):
+            return -1
+        return self.witnesses.number(json.dumps(_tree(witness, self.strings.number, is_whole=True)))
 
     def _pairs_number(self, values: Mapping[str, Any]) -> int:
         word = self.strings.number

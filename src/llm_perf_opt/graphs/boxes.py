@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import accumulate, count
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from llm_perf_opt.costs.coverage import counted_or_unknown, known_sum, priced_su
 from llm_perf_opt.graphs.call_tree import OUTSIDE, CallFigures, CallTree, ParameterHomes
 from llm_perf_opt.graphs.data_flow import DataFlow, Knowledge
 from llm_perf_opt.graphs.groups import Group
+from llm_perf_opt.graphs.own_witnesses import OwnWitnesses
 
 _SHOWN = 12  # distinct sets of tensors told apart; a router makes hundreds of them
 
@@ -190,6 +192,7 @@ class BoxMaker:
         self._facts = facts
         self._tensors = BoxTensors(facts.graph)
         self._contexts = LayerContexts(facts.graph)
+        self._witnesses = OwnWitnesses(facts.graph)
         self._homes = dict(facts.parameters.by_path) if facts.parameters is not None else None
         self._numbers = count()
         self._collectives = collectives_by_call(facts.graph)
@@ -200,7 +203,8 @@ class BoxMaker:
         """The box of a group and everything inside it, numbered outer before inner."""
         number = next(self._numbers)
         members, calls = self._members(group)
-        own = self._nothing() if group.is_split else self._own(group, members)
+        weights = {} if group.is_split else self._weights(members)
+        own = self._nothing() if group.is_split else self._own(group, weights)
         children = [self.box(child) for child in group.children]
         own_collectives = () if group.is_split else self._own_collectives(group)
         called = members[: len(group.paths)]
@@ -226,7 +230,13 @@ class BoxMaker:
             children=tuple(children),
             arrows=tuple(self._arrows(group, children)),
             is_split=group.is_split,
+            witness=None if group.is_split else partial(self._witnesses.of, calls=group.rows, weights=weights),
         )
+
+    def _weights(self, members: list[str]) -> dict[str, int]:
+        """Elements by module, of weights that no box before this one holds."""
+        homes = self._homes or {}
+        return {path: homes.pop(path) for path in members if path in homes}
 
     def _members(self, group: Group) -> tuple[list[str], list[int]]:
         """Paths, those that were called first, and the calls of each."""
@@ -242,18 +252,15 @@ class BoxMaker:
             return self._facts.graph.phase
         return self._stages[self._stage_of_call[group.rows[0]]]
 
-    def _own(self, group: Group, members: list[str]) -> Figures:
+    def _own(self, group: Group, weights: Mapping[str, int]) -> Figures:
         figures = self._facts.figures
-        parameters = None
-        if self._homes is not None:
-            parameters = sum(self._homes.pop(path, 0) for path in members)
         unpriced = _sum_at(figures.unpriced_ops, group.rows)
         flops = counted_or_unknown(_sum_at(figures.flops, group.rows), unpriced)
         return Figures(
             flops=flops,
             macs=macs_of(flops),
             bytes_moved=counted_or_unknown(_sum_at(figures.bytes_moved, group.rows), unpriced),
-            parameters=parameters,
+            parameters=None if self._homes is None else sum(weights.values()),
             activation_bytes=_sum_at(figures.activation_bytes, group.rows),
             unpriced_ops=unpriced,
         )

@@ -284,7 +284,8 @@ def _faster(changes: Sequence[FasterRun]) -> Table:
         )
         for each in changes
     )
-    return Table(title=FASTER, columns=columns, rows=rows)
+    origin = f"this run priced anew with the change, next to the run as it is: {_TIMED}; {_FULLEST}"
+    return Table(title=FASTER, columns=columns, rows=rows, origin=origin)
 
 
 def _search(candidates: Sequence[Candidate]) -> Table:

@@ -15,9 +15,12 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.number_ranges import read_range
 from llm_perf_opt.core.report import LineChart
+from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.costs.necessary.stage_needs import necessary_by_stage
 from llm_perf_opt.sweeps import run_function as function_module
 from llm_perf_opt.sweeps.sweep_points import Bend, LargestBatch, PointOrigin, SweepPoint, bends, largest_batch
 from llm_perf_opt.sweeps.sweep_report import bend_chart, charts_over, fit_chart
+from llm_perf_opt.tracing.deployed_traces import redeployed
 
 HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 32, 48, 4, 2, 100
 CONFIG = {
@@ -340,3 +343,14 @@ def test_a_sweep_of_several_new_tokens_is_a_sweep_of_chunks(folder: Path, one_th
         assert point.flops == expected
         fresh = lpo.trace(folder, batch=point.batch, prompt_tokens=point.context, new_tokens=5)
         assert point.flops == sum(stage.flops for stage in fresh.cost().stages if stage.phase == "chunk")
+
+
+def test_a_point_in_another_cache_format_needs_what_it_needed(folder: Path) -> None:
+    """With a batch of one, tensors of the program have equal sizes that differ elsewhere."""
+    phases = lpo.sweep(folder, users="1..9", input="16..70", points=2)._function.phases
+    graphs = [phase.graph_at({"batch": 1, "context": 32}) for phase in phases]
+    changed = redeployed(graphs, Deployment(cache="fp8"))
+    assert all(len(set(graph.tensor_metas)) == len(graph.tensor_metas) for graph in graphs)
+    for graph, other in zip(graphs, changed, strict=True):
+        flops = [{name: work.flops for name, work in necessary_by_stage(g).items()} for g in (graph, other)]
+        assert flops[0] == flops[1]

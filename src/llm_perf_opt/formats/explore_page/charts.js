@@ -1,6 +1,6 @@
 // The four pictures, drawn by Observable Plot from the figures; colours are variables of the page's style.
 
-import { element } from "./elements.js";
+import { html } from "./elements.js";
 import { frontier } from "./figures.js";
 import { shown } from "./texts.js";
 
@@ -16,7 +16,7 @@ function draw(id, options, description) {
 }
 
 function legend(entries) {
-  return element("ul", { className: "legend" }, ...entries.map(([name, place]) => element("li", {}, element("i", { className: `swatch bar-${place}` }), name)));
+  return html("ul", { class: "legend" }, ...entries.map(([name, place]) => html("li", {}, html("i", { class: `swatch bar-${place}` }), name)));
 }
 
 /** Weights, working memory, what is outside PyTorch, and the cache, against the share of the GPU in use. */
@@ -88,7 +88,7 @@ export function rooflineChart({ gpu, ranks, phases, times }) {
   });
   const dtypes = [...new Set(Object.values(phases).flatMap((figures) => (figures?.stages ?? []).flatMap(({ flops }) => flops.map(([dtype]) => dtype))))];
   const peak = Math.max(...dtypes.map((dtype) => gpu.peaks[dtype] ?? 0)) / 1e12;
-  if (!points.length || !(peak > 0)) return place.replaceChildren(element("p", {}, "No step times are known here, so there is no point to draw."));
+  if (!points.length || !(peak > 0)) return place.replaceChildren(html("p", {}, "No step times are known here, so there is no point to draw."));
   const rate = gpu.bandwidth / 1e12;
   const low = Math.min(0.5, ...points.map(({ x }) => x / 2));
   const high = Math.max((peak / rate) * 8, ...points.map(({ x }) => x * 2));
@@ -117,7 +117,7 @@ export function rooflineChart({ gpu, ranks, phases, times }) {
 export function frontierChart(model, choice, { serve }) {
   const place = document.getElementById("frontier-chart");
   const { points, best } = frontier(model, choice);
-  if (!points.length) return place.replaceChildren(element("p", {}, "No plan of this GPU has step times and room for such a request."));
+  if (!points.length) return place.replaceChildren(html("p", {}, "No plan of this GPU has step times and room for such a request."));
   const chosen = serve.speed ? [{ speed: serve.speed.value, tokens: serve.tokens.value }] : [];
   const words = `The frontier runs from ${shown(best[0].speed, "")} tokens/s per user with ${shown(best[0].tokens, "")} tokens/s per GPU to ${shown(best.at(-1).speed, "")} with ${shown(best.at(-1).tokens, "")}.`;
   const [, drawing] = draw(

@@ -1,6 +1,6 @@
 // Sliders and menus, and the address behind the # that remembers them.
 
-import { element } from "./elements.js";
+import { html } from "./elements.js";
 
 const STEPS_OF_SLIDER = 1000;
 
@@ -53,25 +53,25 @@ export class Controls {
     const of = (all) => Object.entries(all).filter(([, { group }]) => group === name);
     const menus = of(this.menus).map(([key, menu]) => this.menu(key, menu));
     const numbers = of(this.numbers).map(([key, number]) => this.number(key, number));
-    return element("fieldset", {}, element("legend", {}, name), ...menus, ...numbers);
+    return html("fieldset", {}, html("legend", {}, name), ...menus, ...numbers);
   }
 
   menu(key, { label, options }) {
-    const select = element("select", { id: key }, ...options.map(([value, text]) => element("option", { value }, text)));
+    const select = html("select", { id: key }, ...options.map(([value, text]) => html("option", { value }, text)));
     select.addEventListener("change", () => this.set({ [key]: select.value }));
     this.elements.set(key, [select]);
-    return element("div", { className: "control menu" }, element("label", { for: key }, label), select);
+    return html("div", { class: "control menu" }, html("label", { for: key }, label), select);
   }
 
   number(key, { label, range }) {
     const [low, high] = range;
-    const box = element("input", { type: "number", id: key, min: low, max: high, step: 1 });
-    const slider = element("input", { type: "range", id: `${key}-slider`, min: 0, max: STEPS_OF_SLIDER, step: 1, "aria-label": label, disabled: low === high });
+    const box = html("input", { type: "number", id: key, min: low, max: high, step: 1 });
+    const slider = html("input", { type: "range", id: `${key}-slider`, min: 0, max: STEPS_OF_SLIDER, step: 1, "aria-label": label, disabled: low === high });
     slider.addEventListener("input", () => this.set({ [key]: inside(low * (high / low) ** (Number(slider.value) / STEPS_OF_SLIDER), range) }));
     slider.addEventListener("keydown", (event) => this.byKey(event, key, range));
     box.addEventListener("change", () => this.set({ [key]: inside(Number(box.value) || low, range) }));
     this.elements.set(key, [box, slider]);
-    return element("div", { className: "control" }, element("label", { for: key }, label), box, slider);
+    return html("div", { class: "control" }, html("label", { for: key }, label), box, slider);
   }
 
   /** An arrow moves by a whole number at least, whatever a step of the slider is. */

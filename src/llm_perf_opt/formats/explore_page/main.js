@@ -2,7 +2,7 @@
 
 import { frontierChart, memoryChart, rooflineChart, timeChart } from "./charts.js";
 import { Controls } from "./controls.js";
-import { element } from "./elements.js";
+import { byId, html } from "./elements.js";
 import { allFigures, Model } from "./figures.js";
 import { leaf, node } from "./formulas.js";
 import { inSeconds, shown } from "./texts.js";
@@ -10,7 +10,6 @@ import { figureButton, openWitness, witnesses } from "./witness.js";
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const model = new Model(data);
-const byId = (id) => document.getElementById(id);
 const BROKEN = { memory: "The weights leave no room for such a request.", cache: "That many users do not fit: the KV cache is full.", count: "A replica of this plan needs more GPUs.", plan: "This plan does not run on the GPU." };
 
 function answer({ memory, serve, gpu, ranks }, choice) {
@@ -19,8 +18,8 @@ function answer({ memory, serve, gpu, ranks }, choice) {
   const where = `${ranks} x ${gpu.name}`;
   const need = memory.weights.value + memory.working.value + memory.outside.value + memory.cache.value;
   if (memory.fits) parts.push(`${choice.batch.toLocaleString("en-US")} sequences of ${choice.context.toLocaleString("en-US")} tokens fit on ${where}. `);
-  else parts.push(element("span", { className: "over" }, `${shown(need - memory.budget.value, "B")} over`), ` on each GPU of ${where} with ${choice.batch.toLocaleString("en-US")} sequences of ${choice.context.toLocaleString("en-US")} tokens. `);
-  if (serve.broken) parts.push(element("span", { className: "over" }, BROKEN[serve.broken]));
+  else parts.push(html("span", { class: "over" }, `${shown(need - memory.budget.value, "B")} over`), ` on each GPU of ${where} with ${choice.batch.toLocaleString("en-US")} sequences of ${choice.context.toLocaleString("en-US")} tokens. `);
+  if (serve.broken) parts.push(html("span", { class: "over" }, BROKEN[serve.broken]));
   else parts.push(`${choice.users.toLocaleString("en-US")} users on ${choice.count} GPUs: TTFT ${inSeconds(serve.ttft.value)}, TPOT ${inSeconds(serve.tpot.value)}, ${shown(serve.tokens.value, "/s").replace("/s", "")} output tokens/s per GPU.`);
   return parts;
 }
@@ -66,12 +65,12 @@ function codeTable({ phases }) {
   const names = Object.keys(phases);
   // A prefill leaves the cache that the decode step at the same point is handed.
   const treeOf = (name, key) => phases[name]?.[key] ?? (key === "cache_bytes" ? phases.decode?.[key] : null);
-  const cells = (key) => names.map((name) => element("td", {}, figureButton(`${name}-${key}`, "", treeOf(name, key))));
-  return element(
+  const cells = (key) => names.map((name) => html("td", {}, figureButton(`${name}-${key}`, "", treeOf(name, key))));
+  return html(
     "table",
     {},
-    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "figure"), ...names.map((name) => element("th", { scope: "col" }, name)))),
-    element("tbody", {}, ...ROWS.map(([key, label]) => element("tr", {}, element("th", { scope: "row" }, label), ...cells(key)))),
+    html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "figure"), ...names.map((name) => html("th", { scope: "col" }, name)))),
+    html("tbody", {}, ...ROWS.map(([key, label]) => html("tr", {}, html("th", { scope: "row" }, label), ...cells(key)))),
   );
 }
 
@@ -84,7 +83,7 @@ function notes({ entry, phases }) {
     "Batch and context are one step: a prefill of that batch, and a decode step on that context. Users, input and output are a server in a steady state, as llm-perf-opt serve has it.",
     "Figures of the model's own code are of one device without a plan. No measured points of other servers ship with the package, so none are drawn.",
   ];
-  return texts.filter(Boolean).map((text) => element("li", {}, text));
+  return texts.filter(Boolean).map((text) => html("li", {}, text));
 }
 
 let waiting = 0;

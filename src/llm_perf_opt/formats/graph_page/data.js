@@ -1,4 +1,4 @@
-// Reads the embedded views, one for each phase. A box row has the order of `_box_row` in graph_page_data.py.
+// Reads the embedded views, one for each phase. A box row has the order of `_box_row` in html_format.py.
 import { plural } from "./numbers.js";
 
 const IS_OPEN = 1;
@@ -7,7 +7,7 @@ const IS_LEFT_OUT = 4; // stands for what a filter took out of the box around it
 
 export class Box {
   constructor(number, row, tables) {
-    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, context, inputs, outputs, members, flags, communication, communicationFacts] = row;
+    const [parent, id, className, path, stage, instances, calls, callsPerInstance, loops, figures, own, params, context, inputs, outputs, members, flags, communication, communicationFacts, witnesses] = row;
     const { strings } = tables;
     this.number = number;
     this.parentNumber = parent;
@@ -30,7 +30,7 @@ export class Box {
     this.children = [];
     this.arrowsIn = [];
     this.arrowsOut = [];
-    this.refs = { params, context, inputs, outputs, members, tables };
+    this.refs = { params, context, inputs, outputs, members, witnesses, tables };
   }
 
   get label() {
@@ -68,6 +68,11 @@ export class Box {
 
   get outputs() {
     return tensorGroups(this.refs.outputs, this.refs.tables);
+  }
+
+  /** How the own figure in this column comes about, as a row of `treeOf`; null where the trace alone says it. */
+  witness(column) {
+    return this.refs.tables.witnesses[this.refs.witnesses[column]] ?? null;
   }
 
   /** Paths of all instances. */
@@ -120,7 +125,7 @@ function unpacked(packed) {
 /** Everything from its JSON text: the views of all phases, and with which the page begins. */
 export function readRun(text) {
   const raw = JSON.parse(text);
-  const tables = { strings: unpacked(raw.strings), params: raw.params, tensors: raw.tensors };
+  const tables = { strings: unpacked(raw.strings), params: raw.params, tensors: raw.tensors, witnesses: raw.witnesses };
   const views = raw.phases.map((phase) => readView(phase, raw, tables));
   const stages = [...new Set(views.flatMap((view) => view.stages))]; // one colour for a stage on the whole page
   for (const view of views) view.stages = stages;
@@ -145,6 +150,7 @@ function readView(raw, run, tables) {
     caption: raw.caption,
     stages: raw.stages,
     fits: run.fits,
+    strings: tables.strings,
     figureNames: run.figures,
     totalRow: raw.totals,
     stagesSeen: raw.stages.filter((stage) => boxes.some((box) => box.stage === stage)),

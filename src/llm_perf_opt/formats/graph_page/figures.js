@@ -1,14 +1,17 @@
 // What a box costs: inclusive, its own, and as a share of its stage and of the whole run.
-import { exact, formatBytes, formatCount, formatFlops, formatMacs, formatShortCount } from "./numbers.js";
+import { exact, formatCount } from "./numbers.js";
+import { shortCount, shown } from "./texts.js";
+
+const inUnit = (unit) => ({ unit, format: (value) => shown(value, unit) });
 
 /** Every figure, as the panel lists them. */
 export const FIGURES = [
-  { key: "flops", label: "FLOPs", format: formatFlops },
-  { key: "macs", label: "MACs", format: formatMacs },
-  { key: "bytes_moved", label: "Bytes moved", format: formatBytes },
-  { key: "parameters", label: "Parameters", format: formatShortCount },
-  { key: "activation_bytes", label: "Activation memory", format: formatBytes },
-  { key: "unpriced_ops", label: "Unpriced ops", format: formatCount },
+  { key: "flops", label: "FLOPs", ...inUnit("FLOP") },
+  { key: "macs", label: "MACs", ...inUnit("MAC") },
+  { key: "bytes_moved", label: "Bytes moved", ...inUnit("B") },
+  { key: "parameters", label: "Parameters", unit: "", format: shortCount },
+  { key: "activation_bytes", label: "Activation memory", ...inUnit("B") },
+  { key: "unpriced_ops", label: "Unpriced ops", unit: "", format: formatCount },
 ];
 
 const PRICED = new Set(["flops", "macs", "bytes_moved"]);

@@ -14,7 +14,7 @@ export function followKeys(graph, navigator, viewport, store) {
   const page = pageKeys(navigator, viewport);
   document.addEventListener("keydown", (event) => {
     const act = event.ctrlKey || event.altKey || event.metaKey ? undefined : page[event.key];
-    if (!act || event.target.matches("input, select, textarea")) return;
+    if (!act || event.target.closest("input, select, textarea, dialog")) return;
     event.preventDefault();
     act();
   });

@@ -1,9 +1,11 @@
 // Everything about one box, or about the whole run when none is selected.
 import { byId, html } from "./elements.js";
 import { FIGURES } from "./figures.js";
-import { formatCount, formatShare, plural } from "./numbers.js";
+import { formatCount, formatShare, plural, shareOf } from "./numbers.js";
 import { captionLines } from "./phases.js";
 import { shortLabel } from "./box-texts.js";
+import { FigureTrees, witnessed, followFigures } from "./witnesses.js";
+import { witnesses } from "./witness.js";
 import { oneLine } from "./text-width.js";
 
 const FEW = 60;
@@ -12,6 +14,7 @@ export class Panel {
   constructor(store, navigator) {
     Object.assign(this, { store, navigator });
     this.area = byId("panel");
+    followFigures(this.area);
   }
 
   get view() {
@@ -22,8 +25,14 @@ export class Panel {
     return this.store.ledger;
   }
 
+  get trees() {
+    if (this.treesOf?.view !== this.view) this.treesOf = new FigureTrees(this.view, this.ledger);
+    return this.treesOf;
+  }
+
   draw() {
     const { selected } = this.store.state;
+    witnesses.clear();
     this.area.replaceChildren(...(selected ? this.boxParts(selected) : this.wholeParts()));
     this.area.scrollTop = 0;
   }
@@ -35,7 +44,8 @@ export class Panel {
   wholeParts() {
     const rows = FIGURES.map(({ key, label, format }) => {
       const total = this.ledger.total(key);
-      return row(label, [this.ledger.sign(total, key, this.ledger.total("unpriced_ops")), ...amount(total, format, key)]);
+      const shown = witnessed(`total-${key}`, label, format(total), total, () => this.trees.total(key));
+      return row(label, [this.ledger.sign(total, key, this.ledger.total("unpriced_ops")), shown, everyDigit(total)]);
     });
     return [
       html("h2", {}, this.wholeTitle),
@@ -48,14 +58,27 @@ export class Panel {
 
   stageTable() {
     const shown = FIGURES.filter(({ key }) => ["flops", "bytes_moved", "parameters", "activation_bytes"].includes(key));
-    const line = (name, parts, unpriced) =>
-      html("tr", {}, html("th", { scope: "row" }, name), ...shown.map(({ key, format }, at) =>
-        html("td", {}, this.ledger.sign(parts[at], key, unpriced), format(parts[at]), html("small", {}, formatShare(parts[at], this.ledger.total(key))))));
+    const line = (name, parts, unpriced, treeOfKey) =>
+      html("tr", {}, html("th", { scope: "row" }, name), ...shown.map(({ key, label, format }, at) =>
+        html("td", {}, this.ledger.sign(parts[at], key, unpriced),
+          witnessed(`stage-${name}-${key}`, `${label} of ${name}`, format(parts[at]), parts[at], () => treeOfKey(key)),
+          html("small", {}, this.share(`stage-${name}-${key}-share`, `${name} of all ${label}`, parts[at], this.ledger.total(key), () => treeOfKey(key), () => this.trees.total(key))))));
     const rows = this.view.stagesSeen.map((stage) =>
-      line(stage, shown.map(({ key }) => this.ledger.stageTotal(stage, key)), this.ledger.stageTotal(stage, "unpriced_ops")));
+      line(stage, shown.map(({ key }) => this.ledger.stageTotal(stage, key)), this.ledger.stageTotal(stage, "unpriced_ops"),
+        (key) => this.stageTree(stage, key)));
     const rest = shown.map(({ key }) => this.ledger.outsideBoxes(key));
-    if (rest.some(Boolean)) rows.push(line("in no box", rest, this.ledger.outsideBoxes("unpriced_ops")));
+    if (rest.some(Boolean)) rows.push(line("in no box", rest, this.ledger.outsideBoxes("unpriced_ops"), (key) => this.trees.outside(key)));
     return rows.length ? [table("Stages", ["Stage", ...shown.map(({ label }) => label)], rows, "stages")] : [];
+  }
+
+  stageTree(stage, key) {
+    return this.trees.ofStage(`stage ${oneLine(stage)}`, this.view.boxes, stage, key);
+  }
+
+  /** A share as a button; of nothing there is none. */
+  share(id, label, part, whole, partTree, wholeTree) {
+    const text = formatShare(part, whole);
+    return witnessed(id, label, text, part === null || !whole ? null : shareOf(part, whole), () => this.trees.share(partTree(), wholeTree()));
   }
 
   boxParts(box) {
@@ -88,12 +111,15 @@ export class Panel {
       const value = this.ledger.inclusive(box, key);
       const own = this.ledger.own(box, key);
       const inStage = this.ledger.partInStage(box, key);
-      return html("tr", { "data-figure": key },
+      const inclusiveTree = () => this.trees.inclusive(box, key);
+      const stageTree = () => this.stageTree(box.stage, key);
+      const partTree = () => this.trees.ofStage(`${oneLine(box.label)} in this stage`, box.walk(), box.stage, key);
+      return html("tr", { "data-key": key },
         html("th", { scope: "row" }, label),
-        html("td", { class: "inclusive" }, this.ledger.signOf(box, key), ...amount(value, format, key)),
-        html("td", { class: "own" }, this.ledger.sign(own, key, this.ledger.own(box, "unpriced_ops")), format(own)),
-        html("td", { class: "of-stage" }, formatShare(inStage, this.ledger.stageTotal(box.stage, key))),
-        html("td", { class: "of-total" }, formatShare(value, this.ledger.total(key))));
+        html("td", { class: "inclusive" }, this.ledger.signOf(box, key), witnessed(`inclusive-${key}`, `${label} with all inside`, format(value), value, inclusiveTree), everyDigit(value)),
+        html("td", { class: "own" }, this.ledger.sign(own, key, this.ledger.own(box, "unpriced_ops")), witnessed(`own-${key}`, `${label} of own ops`, format(own), own, () => this.trees.own(box, key))),
+        html("td", { class: "of-stage" }, this.share(`of-stage-${key}`, `${label}, share of the stage`, inStage, this.ledger.stageTotal(box.stage, key), partTree, stageTree)),
+        html("td", { class: "of-total" }, this.share(`of-total-${key}`, `${label}, share of the run`, value, this.ledger.total(key), inclusiveTree, () => this.trees.total(key))));
     });
     return table("Cost", ["", "with all inside", "own ops", "of stage", "of total"], rows, "cost");
   }
@@ -107,9 +133,9 @@ export class Panel {
   }
 }
 
-/** Figure for people, and the exact number under it. */
-function amount(value, format, key) {
-  return [html("span", {}, format(value)), value === null || value < 1000n ? null : html("small", { class: "exact", "data-exact": key }, formatCount(value))].filter(Boolean);
+/** The exact number, under the one for people. */
+function everyDigit(value) {
+  return value === null || value < 1000n ? null : html("small", { class: "exact" }, formatCount(value));
 }
 
 function row(label, content) {

@@ -25,8 +25,14 @@ export function leaf(name, value, unit = "", from = "") {
 }
 
 export function node(op, name, of, unit = "", from = "") {
-  const made = { op, name, of, unit, from };
-  return { ...made, value: workedOut(made) };
+  return { op, name, of, unit, from, value: OPERATIONS[op](of.map(({ value }) => value)) };
+}
+
+/** A tree out of its row: name, unit, origin and operation are places in a list of words; whole numbers are texts. */
+export function treeOf([name, unit, origin, operation, ...rest], words) {
+  const [value] = rest;
+  if (operation < 0) return leaf(words[name], typeof value === "string" ? BigInt(value) : value, words[unit], words[origin]);
+  return node(words[operation], words[name], rest.map((part) => treeOf(part, words)), words[unit], words[origin]);
 }
 
 /** What a tree gives from its leaves alone. */

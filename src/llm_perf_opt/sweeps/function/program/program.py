@@ -25,7 +25,7 @@ from llm_perf_opt.core.callgraph.aggregates import (
 )
 from llm_perf_opt.core.callgraph.graph import CallGraph
 from llm_perf_opt.core.callgraph.queries import calls_of, ops_of, stage_names, stage_of_ops
-from llm_perf_opt.core.callgraph.records import Coverage, Json, OpKind, StorageColumns
+from llm_perf_opt.core.callgraph.records import CallColumns, Coverage, Json, OpKind, StorageColumns, TensorMeta
 from llm_perf_opt.sweeps.function.form import Form, Point, Step, StepKind
 from llm_perf_opt.sweeps.function.program.alignment import Parting, storages_of
 from llm_perf_opt.sweeps.function.program.loop_memory import GIVEN_ORIGINS, Irregular, RowTensor, as_column, homes_of
@@ -243,13 +243,13 @@ class Program:
         """
         shape = self.shape(tuple(loop.count.at(point) for loop in self.loops))
         number, graph = Numbers(point), shape.graph
-        metas = tuple(map(number.meta, shape.metas))
+        metas, calls = _distinct(tuple(map(number.meta, shape.metas)), calls_of(graph))
         answers = zip(graph.oracle_answers, self.oracle_counts, strict=True)
-        calls = calls_of(graph)
         inputs = count_inputs(graph.paths, metas, calls) if with_observations else {}
         outputs = count_outputs(graph.paths, metas, calls) if with_observations else {}
         return replace(
             graph,
+            calls=calls,
             op_kinds=tuple(fixed or number.kind(kind) for kind, fixed in zip(shape.kinds, shape.fixed, strict=True)),
             tensor_metas=metas,
             storages=replace(storages_of(graph), bytes=array("q", map(number, shape.block_bytes))),
@@ -330,6 +330,17 @@ def _unfolded(program: Program, counts: tuple[int, ...]) -> ProgramShape:
         block_bytes=sizes,
         fixed=tuple(map(_fixed, kinds.items)),
     )
+
+
+def _distinct(metas: tuple[TensorMeta, ...], calls: CallColumns) -> tuple[tuple[TensorMeta, ...], CallColumns]:
+    """The table of tensors with one row for each: sizes that differ elsewhere may be equal at a point."""
+    rows = {meta: row for row, meta in enumerate(dict.fromkeys(metas))}
+    if len(rows) == len(metas):
+        return metas, calls
+    inputs, outputs = (
+        array("q", (rows[metas[row]] for row in column)) for column in (calls.input_metas, calls.output_metas)
+    )
+    return tuple(rows), replace(calls, input_metas=inputs, output_metas=outputs)
 
 
 def _fixed(kind: SizedKind) -> OpKind | None:
