@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob
+from llm_perf_opt.serving.engine_process.process import environment_variables
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.requests import Request, Traffic
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.jobs import ReplayJob
-from llm_perf_opt.serving.vllm.process import environment_variables
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 H100 = SeenDevice(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984, capability=(9, 0), compute_units=132)
@@ -90,8 +90,9 @@ def bare_loop(core: Any, traffic: Traffic, replayed: Any) -> float:
 
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+    from llm_perf_opt.serving.engine_process.clock import Clock
     from llm_perf_opt.serving.vllm.inside.front_end import RequestWriter
-    from llm_perf_opt.serving.vllm.inside.launches import Clock, Due
+    from llm_perf_opt.serving.vllm.inside.launches import Due
 
     clock = Clock()
     none = Due(clock, 0.0, None)

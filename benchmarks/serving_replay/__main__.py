@@ -39,8 +39,8 @@ from benchmarks.serving_replay.recorded_runs import (
 )
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.requests import Replayed
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 from llm_perf_opt.timing.step.step_table import StepTable
 
 DATA = DOCS / "data" / "serving_replay.json"

@@ -27,11 +27,11 @@ from benchmarks.serving_times.estimates import deployed_blocks, engine_plan, has
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import weight_format as stored
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob, read_message, write_message
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.serving.vllm.inside.sampling import JumpingTime
-from llm_perf_opt.serving.vllm.jobs import ReplayJob, read_message, write_message
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_time import EngineTimer
 from llm_perf_opt.timing.step.step_table import RankStep, StepTable

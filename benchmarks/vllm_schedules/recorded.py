@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.vllm_schedules.cases import FOLDER
 from llm_perf_opt.core.output_files import plain_values, write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob, Scheduled, ScheduleJob
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings
 from llm_perf_opt.serving.requests import AnsweredRequests, Traffic
-from llm_perf_opt.serving.vllm.jobs import ReplayJob, Scheduled, ScheduleJob
-from llm_perf_opt.serving.vllm.process import VllmProcess
 
 _KIND = FileKind(name="recorded schedule", fix="record it again: python -m benchmarks.vllm_schedules record")
 
@@ -87,7 +87,7 @@ class Comparison:
     replayed: Digests
 
 
-def compare(recorded: RecordedSchedule, process: VllmProcess) -> Comparison:
+def compare(recorded: RecordedSchedule, process: EngineProcess) -> Comparison:
     """Replay a recorded run and hold one against the other."""
     scheduled = process.ask("schedule", recorded.job(), Scheduled)
     counts = [[int(word) for word in line.split()[:4]] for line in recorded.steps]
