@@ -32,7 +32,7 @@ def check() -> None:
     with EngineProcess(environment) as process:
         for file in files:
             comparisons.append(compare(read(file), process))
-            print(_line(comparisons[-1]), flush=True)
+            print(line(comparisons[-1]), flush=True)
     write_compared(environment.release, comparisons)
     steps, entries = (
         sum(comparison.steps for comparison in comparisons),
@@ -41,7 +41,7 @@ def check() -> None:
     print(f"{len(files)} cases, {steps:,} steps, {entries:,} entries")
 
 
-def _line(result: Comparison) -> str:
+def line(result: Comparison) -> str:
     said = "identical" if result.first_difference is None else f"DIFFERENT: {result.first_difference}"
     return (
         f"{result.case:18} {said}; {result.steps:,} steps, {result.entries:,} entries, "

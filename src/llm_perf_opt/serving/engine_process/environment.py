@@ -111,7 +111,7 @@ SGLANG = EngineRecipe(
     name="sglang",
     title="SGLang",
     distributions=("sglang",),
-    size="3 minutes, 2 GB",
+    size="4 minutes, 2.5 GB",
     steps=(
         ("install", _TORCH),
         ("install", "--no-deps", "sglang==0.5.23", "torchvision==0.28.0"),

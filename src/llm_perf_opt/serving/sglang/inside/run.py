@@ -26,7 +26,7 @@ class _Answer(NamedTuple):
 
 
 class Client:
-    """Sends the requests of a replay and notes when their tokens came. It has the place of SGLang's receiver.
+    """Sends the requests of a replay and notes when their tokens came: at both ends of SGLang's scheduler.
 
     A real loop turns on while there is nothing to do, and tidies up in such a turn: it gets one of them here too,
     before the clock goes on to the next request.
@@ -59,7 +59,7 @@ class Client:
             self._clock.wait_until(arrival_s)
             self._idle_turns = 0
             return list(self._came())
-        if self._scheduler.is_fully_idle():
+        if len(self._ended) == len(self._requests):
             self._scheduler.gracefully_exit = True
         elif self._idle_turns > _STUCK_TURNS:
             raise PerfOptError(
@@ -90,16 +90,20 @@ class Client:
             self._arrival_s.append(arrival_s)
             yield engine_request(request, self._writer)
 
-    def take(self, batch: Any) -> None:
-        """Note whose tokens came with a batch that SGLang has just processed."""
-        now, is_decode = self._clock.now, batch.forward_mode.is_decode()
+    def processed(self, batch: Any) -> None:
+        """Note whose first token came with a batch of prompts."""
         for req in batch.reqs:
-            if not is_decode and req.output_ids and req.rid not in self._first_s:
-                self._first_s[req.rid] = now
-            if req.finished_reason is not None and req.rid not in self._ended:
-                self._ended[req.rid] = _Answer(now, len(req.output_ids), req.retraction_count)
+            if req.output_ids:
+                self._first_s.setdefault(req.rid, self._clock.now)
+
+    def send_output(self, output: Any, recv_obj: object = None) -> None:
+        """What SGLang tells the next of its processes, when an answer is complete."""
+        for at, reason in enumerate(output.finished_reasons):
+            if reason is not None:
+                answer = _Answer(self._clock.now, output.completion_tokens[at], output.retraction_counts[at])
+                self._ended[output.rids[at]] = answer
                 if self._free_s is not None:
-                    heappush(self._free_s, now)
+                    heappush(self._free_s, self._clock.now)
 
     def answered(self, scheduled_s: Mapping[str, float], cached_tokens: Mapping[str, int]) -> AnsweredRequests:
         """All requests with their times."""
@@ -146,9 +150,11 @@ def run(scheduler: Any, traffic: Traffic, writer: PromptWriter) -> AnsweredReque
 
     def processed(batch: Any, result: Any) -> None:
         process(scheduler, batch, result)
-        client.take(batch)
+        if not batch.forward_mode.is_decode():
+            client.processed(batch)
 
     scheduler.request_receiver, scheduler.process_batch_result = client, processed
+    scheduler.output_streamer.send_to_detokenizer = client
     scheduler.gracefully_exit = False
     scheduler.run_event_loop()
     log = scheduler.tp_worker.log
