@@ -35,10 +35,10 @@ from llm_perf_opt.models.huggingface.names import find_model
 from llm_perf_opt.ops.kernel_shape import AttentionShape, ExpertsShape, MatmulShape, StateShape
 from llm_perf_opt.ops.op import Kernel, KernelKind
 from llm_perf_opt.ops.table import kernels_of
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.jobs import TraceAnswer, TraceJob
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 from llm_perf_opt.serving.engine_settings import SeenDevice
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
-from llm_perf_opt.serving.vllm.process import VllmProcess
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks, engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward, forward_kernels
 from llm_perf_opt.tracing.deployed_traces import deployed
@@ -282,7 +282,7 @@ def blocks_of(model: str) -> EngineBlocks:
     return engine_blocks(graph)
 
 
-def vllm_launches(process: VllmProcess, model: str, tp: int) -> dict[str, Launches]:
+def vllm_launches(process: EngineProcess, model: str, tp: int) -> dict[str, Launches]:
     """Phase -> what one rank launches."""
     with scratch_folder() as scratch:
         job = TraceJob(
@@ -312,7 +312,7 @@ def _named_architecture(folder: Path, scratch: Path) -> Path:
     return copy
 
 
-def referee(model: str, process: Callable[[], VllmProcess], kept: Record) -> Record:
+def referee(model: str, process: Callable[[], EngineProcess], kept: Record) -> Record:
     """Both lists for every number of ranks; vLLM's are kept from an earlier run, ours are made again."""
     blocks = blocks_of(model)
     by_size: Record = {}
@@ -414,10 +414,10 @@ def run(names: Iterable[str], out: Path, records: dict[str, Record], *, is_again
     with ExitStack() as cleanup:
 
         @cache
-        def process() -> VllmProcess:
+        def process() -> EngineProcess:
             environment = find()
             header["engine"] = f"vllm {environment.version}"
-            return cleanup.enter_context(VllmProcess(environment))
+            return cleanup.enter_context(EngineProcess(environment))
 
         for name in names:
             records[name] = referee(name, process, {} if is_again else records.get(name, {}))

@@ -24,8 +24,8 @@ from benchmarks.vllm_code import Case, figures_of
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import scratch_folder, write_whole
 from llm_perf_opt.core.units import format_count
-from llm_perf_opt.serving.vllm.environment import VllmEnvironment, find
-from llm_perf_opt.serving.vllm.process import VllmProcess
+from llm_perf_opt.serving.engine_process.environment import EngineEnvironment, find
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 
 FILE, PAGE = DOCS / "data" / "vllm_breadth.json", DOCS / "evidence" / "vllm-breadth.md"
 # A word of the reason -> what it is; the first that is found decides.
@@ -105,7 +105,7 @@ _PROMPT_TOKENS = 128
 _NO_CONFIGURATION = "no configuration: transformers has no class of that name, and the facts have no such folder"
 
 
-def architectures(environment: VllmEnvironment) -> list[str]:
+def architectures(environment: EngineEnvironment) -> list[str]:
     """Every name in vLLM's registry."""
     said = subprocess.run([str(environment.python), "-c", _LIST], capture_output=True, text=True, check=True)
     names: list[str] = json.loads(said.stdout.strip().splitlines()[-1])
@@ -138,9 +138,9 @@ def default_configuration(name: str) -> dict[str, Any] | None:
 class Breadth:
     """Tries architectures one after another in one process of vLLM, which is opened again when it ends."""
 
-    def __init__(self, environment: VllmEnvironment) -> None:
+    def __init__(self, environment: EngineEnvironment) -> None:
         self._environment = environment
-        self._process: VllmProcess | None = None
+        self._process: EngineProcess | None = None
         self._facts = fact_configurations()
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class Breadth:
 
     def _traced(self, folder: Path, scratch: Path) -> dict[str, Any]:
         if self._process is None:
-            self._process = VllmProcess(self._environment).__enter__()
+            self._process = EngineProcess(self._environment).__enter__()
         guard = threading.Timer(_LONGEST_S, self._process._process.kill)
         guard.start()
         try:
@@ -231,7 +231,7 @@ def main() -> None:
     _write(environment, names, kept)
 
 
-def _write(environment: VllmEnvironment, names: list[str], kept: dict[str, Any]) -> None:
+def _write(environment: EngineEnvironment, names: list[str], kept: dict[str, Any]) -> None:
     ran = sum("stopped_by" not in model for model in kept.values())
     head = {"engine": f"vllm {environment.version}", "architectures": len(names), "tried": len(kept), "ran": ran}
     document = {**head, "models": {name: kept[name] for name in names if name in kept}}

@@ -24,10 +24,10 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.costs.parameters import untied
 from llm_perf_opt.ops.cost import elements
 from llm_perf_opt.ops.table import price
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.jobs import TraceAnswer, TraceJob
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 from llm_perf_opt.serving.engine_settings import SeenDevice
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
-from llm_perf_opt.serving.vllm.process import VllmProcess
 
 FILE = FACTS / "vllm_code.json"
 
@@ -44,7 +44,7 @@ class Case:
     prompt_tokens: int = 2048
     model_type: str | None = None  # in place of the one in the configuration
 
-    def traced(self, process: VllmProcess, scratch: Path) -> tuple[TraceAnswer, tuple[CallGraph, ...]]:
+    def traced(self, process: EngineProcess, scratch: Path) -> tuple[TraceAnswer, tuple[CallGraph, ...]]:
         """By vLLM's code, in a process that is open; its files go below `scratch`."""
         job = TraceJob(
             model=str(self._folder_for_vllm(scratch)),
@@ -114,7 +114,7 @@ def figures_of(graph: CallGraph) -> dict[str, Any]:
     }
 
 
-def record(case: Case, process: VllmProcess) -> dict[str, Any]:
+def record(case: Case, process: EngineProcess) -> dict[str, Any]:
     """The figures of every phase, of which vLLM they are, and how long it took."""
     with scratch_folder() as scratch:
         answer, graphs = case.traced(process, scratch)
@@ -126,7 +126,7 @@ def record(case: Case, process: VllmProcess) -> dict[str, Any]:
 
 def main() -> None:
     records = {}
-    with VllmProcess(find()) as process:
+    with EngineProcess(find()) as process:
         for case in CASES:
             records[case.name] = record(case, process)
             sys.stderr.write(f"{case.name}: built and ran in {records[case.name]['run_s']} s\n")

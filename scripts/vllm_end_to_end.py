@@ -23,8 +23,8 @@ from typing import Any
 
 from llm_perf_opt.api.capacity import CapacityAnswer, capacity
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.serving.vllm.environment import VARIABLE
-from llm_perf_opt.serving.vllm.make_environment import make
+from llm_perf_opt.serving.engine_process.environment import VLLM
+from llm_perf_opt.serving.engine_process.make_environment import make
 
 KINDS = ("dense", "sliding window", "sinks", "latent", "sparse latent", "linear", "hybrid", "encoder")
 REQUESTS, OUTPUT = 6, 8
@@ -184,7 +184,7 @@ def main() -> int:
     began = time.monotonic()
     with environment(given.folder, given.python) as python:
         print(f"Environment: {python}, {time.monotonic() - began:.0f} s")
-        os.environ[VARIABLE] = str(python)
+        os.environ[VLLM.variable] = str(python)
         failed = run(cases)
     print(f"{len(cases) - len(failed)} of {len(cases)} cases ran, {time.monotonic() - began:.0f} s in all.")
     for model, why in failed.items():

@@ -32,9 +32,9 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.measurements.calibrate.calibrate import calibrate
 from llm_perf_opt.measurements.serving_results import MeasuredStep
 from llm_perf_opt.serving.capacity.measured_server import corrected, step_factors
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.jobs import ReplayJob
-from llm_perf_opt.serving.vllm.process import ReplayProcess
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.timing.step.engine_blocks import engine_blocks
 from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import StepRange, step_table

@@ -4,6 +4,7 @@
     python -m benchmarks.serving_replay pages [--docs]       pages per second of OCR models
     python -m benchmarks.serving_replay field [--docs]       every aggregated record: about an hour of CPU, resumable:
                                                              schedules are kept in --schedules
+    python -m benchmarks.serving_replay sglang [--docs]      a sample of SGLang's records through its own scheduler
 
 Needs vLLM's environment (docs/reference/vllm.md) and the kernel tables. `--docs` writes
 docs/evidence/serving-replay.md and its data.
@@ -24,7 +25,8 @@ from benchmarks.pages import DOCS, show_sections
 from benchmarks.records import read_answers
 from benchmarks.runner import parser
 from benchmarks.serving_replay import page
-from benchmarks.serving_replay.field_records import read_kept, replays
+from benchmarks.serving_replay.field_records import Schedules, read_kept, replays
+from benchmarks.serving_replay.own_scheduler import judged, medians, sample
 from benchmarks.serving_replay.page import answered, by_group, figures, fitted, sets
 from benchmarks.serving_replay.recorded_runs import (
     RecordedRun,
@@ -39,8 +41,8 @@ from benchmarks.serving_replay.recorded_runs import (
 )
 from benchmarks.serving_times.estimates import aggregated_runs, is_frozen
 from llm_perf_opt.core.output_files import write_whole
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.requests import Replayed
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 from llm_perf_opt.timing.step.step_table import StepTable
 
 DATA = DOCS / "data" / "serving_replay.json"
@@ -128,13 +130,24 @@ def field(schedules: Path | None) -> dict[str, Any]:
     }
 
 
+def own_scheduler(schedules: Path) -> dict[str, Any]:
+    """A sample of SGLang's records through both schedulers."""
+    with ReplayProcess() as process:
+        rows = []
+        for row in judged(sample(), Schedules(process, schedules)):
+            rows.append(row)
+            print(row, flush=True)
+    return {"own_scheduler": {**medians(rows), "rows": [asdict(row) for row in rows]}}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, docs="write the page", kept="of the field, judge what an earlier call has left")
-    made.add_argument("what", choices=("recorded", "pages", "field"))
+    made.add_argument("what", choices=("recorded", "pages", "field", "sglang"))
     made.add_argument("--schedules", type=Path, default=SCHEDULES, help="where schedules of the field are kept")
     options = made.parse_args(arguments)
     logging.disable(logging.WARNING)  # what a model's own code says of its configuration
     asked = {"recorded": lambda: recorded(is_written=options.docs), "pages": pages}
+    asked["sglang"] = lambda: own_scheduler(options.schedules)
     asked["field"] = lambda: field(None if options.kept else options.schedules)
     data = asked[options.what]()
     show_sections("evidence/serving-replay", page.sections(data), is_written=options.docs)

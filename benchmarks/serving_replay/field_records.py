@@ -27,11 +27,11 @@ from benchmarks.serving_times.estimates import deployed_blocks, engine_plan, has
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.tensor_formats import weight_format as stored
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob, read_message, write_message
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.serving.vllm.inside.sampling import JumpingTime
-from llm_perf_opt.serving.vllm.jobs import ReplayJob, read_message, write_message
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 from llm_perf_opt.timing.step.engine_blocks import EngineBlocks
 from llm_perf_opt.timing.step.engine_time import EngineTimer
 from llm_perf_opt.timing.step.step_table import RankStep, StepTable
@@ -141,44 +141,44 @@ def replays(runs: Sequence[MeasuredRun], schedules: Path) -> Iterator[Replay]:
         for settings, run, traffic in todo:
             key = _deployment(run)
             if key not in tables:
-                tables[key] = _table(run, timers)
+                tables[key] = field_table(run, timers)
             yield judged(run, known.of(settings, traffic, tables[key]), tables[key])
 
 
 def replay_once(process: ReplayProcess, run: MeasuredRun, traffic: Traffic) -> Replayed:
     """One of them, whole, with a clock of its own."""
     settings = settings_of(run, traffic)
-    return process.replay(ReplayJob(settings=settings, traffic=traffic, table=_table(run, {}), has_jumps=True))
+    return process.replay(ReplayJob(settings=settings, traffic=traffic, table=field_table(run, {}), has_jumps=True))
 
 
 def _deployment(run: MeasuredRun) -> tuple[object, ...]:
     return run.model, run.device, run.engine, run.precision, run.decode_plan, run.decode_gpus
 
 
-def _table(run: MeasuredRun, timers: dict[tuple[str, str], EngineTimer]) -> StepTable:
+def field_table(run: MeasuredRun, timers: dict[tuple[str, str], EngineTimer]) -> StepTable:
     key = (run.device, run.engine)
     if key not in timers:
         timers[key] = EngineTimer.of(*key)
     return replace(step_table(deployed_blocks(run), timers[key], engine_plan(run)), origin="")
 
 
+def mean_over_rounds(run: MeasuredRun, each: Sequence[float]) -> float:
+    """The first round and the last one count once, the one between for all that are like it."""
+    flight, sent = clients_of(run), ROUNDS_SENT if has_drawn_lengths(run) else 0
+    first, steady, last = (fmean(each[at * flight : (at + 1) * flight]) for at in range(ROUNDS))
+    return (first + (sent - 2) * steady + last) / sent if sent else steady
+
+
 def judged(run: MeasuredRun, schedule: Schedule, table: StepTable) -> Replay:
     """Means over the rounds that the load generator sent."""
-    times, flight = times_of(schedule, table, groups_alike(run)), clients_of(run)
-    sent = ROUNDS_SENT if has_drawn_lengths(run) else 0
-
-    def over_all(each: Sequence[float]) -> float:
-        """The first round and the last one count once, the one between for all that are like it."""
-        first, steady, last = (fmean(each[at * flight : (at + 1) * flight]) for at in range(ROUNDS))
-        return (first + (sent - 2) * steady + last) / sent if sent else steady
-
+    times = times_of(schedule, table, groups_alike(run))
     return Replay(
         name=run.name,
-        tpot_s=over_all(times.tpot),
-        ttft_s=over_all(times.ttft),
-        e2e_s=over_all(times.e2e),
+        tpot_s=mean_over_rounds(run, times.tpot),
+        ttft_s=mean_over_rounds(run, times.ttft),
+        e2e_s=mean_over_rounds(run, times.e2e),
         prompt_s=sum(table.seconds(0, 0, [chunk]) for chunk in _chunks(run.prompt_tokens)),
-        queued_s=over_all(times.queued),
+        queued_s=mean_over_rounds(run, times.queued),
         preemptions=schedule.preemptions,
         steps=len(schedule.batches),
     )

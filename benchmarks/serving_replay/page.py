@@ -149,11 +149,24 @@ def sections(data: Mapping[str, Any]) -> dict[str, str]:
         texts["knee"] = _knee(data["knee"])
     if "ocr" in data:
         texts["ocr"] = _ocr(data["ocr"])
+    if "own_scheduler" in data:
+        texts["own scheduler"] = _own_scheduler(data["own_scheduler"])
     if "sets" in data:
         texts["sets"] = _rows(data["sets"].items())
         texts["groups"] = _rows(((f"{kind} {name}", row) for kind, name, row in data["groups"]))
         texts["first token"] = _fit(data["first_token"])
     return texts
+
+
+def _own_scheduler(found: Mapping[str, Any]) -> str:
+    rows = (
+        (
+            scheduler,
+            *(f"{found[f'{name}_{what}']:.1%} ({found[f'{name}_{what}_signed']:+.0%})" for what in ("tpot", "ttft")),
+        )
+        for name, scheduler in (("sglang", "SGLang's own"), ("vllm", "vLLM's"))
+    )
+    return table((f"scheduler, {found['records']} records", "TPOT off by (bias)", "TTFT off by (bias)"), rows)
 
 
 def _recorded(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -19,12 +19,12 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.serving.capacity.outcome import outcome
 from llm_perf_opt.serving.capacity.steady_state import mean_request
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.requests import Replayed, Request, Traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
-from llm_perf_opt.serving.vllm.jobs import ReplayJob
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 from llm_perf_opt.timing.step.engine_time import EngineTimer
 from llm_perf_opt.timing.step.step_table import StepTable
 from llm_perf_opt.timing.step.step_tables import step_table

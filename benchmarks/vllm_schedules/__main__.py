@@ -11,8 +11,8 @@ import sys
 from benchmarks.vllm_schedules.cases import FOLDER, in_vllm
 from benchmarks.vllm_schedules.recorded import Comparison, compare, read, write_compared
 from llm_perf_opt.core.errors import UsageError
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.process import VllmProcess
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 
 
 def record(cases: list[str]) -> None:
@@ -29,10 +29,10 @@ def check() -> None:
             fix="record them: python -m benchmarks.vllm_schedules record",
         )
     comparisons = []
-    with VllmProcess(environment) as process:
+    with EngineProcess(environment) as process:
         for file in files:
             comparisons.append(compare(read(file), process))
-            print(_line(comparisons[-1]), flush=True)
+            print(line(comparisons[-1]), flush=True)
     write_compared(environment.release, comparisons)
     steps, entries = (
         sum(comparison.steps for comparison in comparisons),
@@ -41,7 +41,7 @@ def check() -> None:
     print(f"{len(files)} cases, {steps:,} steps, {entries:,} entries")
 
 
-def _line(result: Comparison) -> str:
+def line(result: Comparison) -> str:
     said = "identical" if result.first_difference is None else f"DIFFERENT: {result.first_difference}"
     return (
         f"{result.case:18} {said}; {result.steps:,} steps, {result.entries:,} entries, "

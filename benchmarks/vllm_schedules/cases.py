@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.parallel_plan import ParallelPlan
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.process import environment_variables
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.requests import Request, Traffic
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.process import environment_variables
 
 FOLDER = Path(__file__).parents[2] / "tests" / "facts" / "vllm_schedules"
 H100 = SeenDevice(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984, capability=(9, 0), compute_units=132)

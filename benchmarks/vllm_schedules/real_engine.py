@@ -24,12 +24,13 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from benchmarks.vllm_schedules.cases import CASES, FOLDER, STEP_S, Case
 from benchmarks.vllm_schedules.recorded import RecordedSchedule, write
+from llm_perf_opt.serving.engine_process.clock import Clock, Stages, StepLog
 from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
+from llm_perf_opt.serving.vllm.inside.batches import batch_of, load_of
 from llm_perf_opt.serving.vllm.inside.front_end import RequestWriter
-from llm_perf_opt.serving.vllm.inside.launches import Clock, Due, Stages, StepLog
+from llm_perf_opt.serving.vllm.inside.launches import Due
 from llm_perf_opt.serving.vllm.inside.run import run
 from llm_perf_opt.serving.vllm.inside.schedules import record
-from llm_perf_opt.serving.vllm.inside.step_time import batch_of
 
 _FIRST_OF_PREFIX = 1500  # inside the vocabulary of the small models
 
@@ -48,7 +49,7 @@ class _OnClock:
     def launched(self, scheduled: Any, seconds: float) -> float:
         """A step that takes so long in each stage: when it ends."""
         start_s, end_s = self.stages.launch(self.clock.now, seconds)
-        self.log.add(start_s, end_s, seconds, batch_of(scheduled, self.scheduler.requests), self.scheduler)
+        self.log.add(start_s, end_s, seconds, batch_of(scheduled, self.scheduler.requests), load_of(self.scheduler))
         self.durations.append(seconds)
         return end_s
 

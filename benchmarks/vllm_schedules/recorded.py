@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.vllm_schedules.cases import FOLDER
 from llm_perf_opt.core.output_files import plain_values, write_whole
 from llm_perf_opt.core.reading import FileKind, read_json
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob, Scheduled, ScheduleJob
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings
 from llm_perf_opt.serving.requests import AnsweredRequests, Traffic
-from llm_perf_opt.serving.vllm.jobs import ReplayJob, Scheduled, ScheduleJob
-from llm_perf_opt.serving.vllm.process import VllmProcess
 
 _KIND = FileKind(name="recorded schedule", fix="record it again: python -m benchmarks.vllm_schedules record")
 
@@ -40,18 +40,18 @@ class RecordedSchedule:
         )
 
 
-def path_of(version: str, case: str) -> Path:
+def path_of(version: str, case: str, folder: Path = FOLDER) -> Path:
     """Where the run of a case on a version is kept."""
-    return FOLDER / version.partition("+")[0] / f"{case}.json"
+    return folder / version.partition("+")[0] / f"{case}.json"
 
 
 def read(path: Path) -> RecordedSchedule:
     return read_json(path, RecordedSchedule, _KIND)
 
 
-def write(recorded: RecordedSchedule) -> Path:
+def write(recorded: RecordedSchedule, folder: Path = FOLDER) -> Path:
     """Keep a recorded run, over an older one of the same case and version."""
-    path = path_of(recorded.version, recorded.case)
+    path = path_of(recorded.version, recorded.case, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
         f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}"
@@ -87,7 +87,7 @@ class Comparison:
     replayed: Digests
 
 
-def compare(recorded: RecordedSchedule, process: VllmProcess) -> Comparison:
+def compare(recorded: RecordedSchedule, process: EngineProcess) -> Comparison:
     """Replay a recorded run and hold one against the other."""
     scheduled = process.ask("schedule", recorded.job(), Scheduled)
     counts = [[int(word) for word in line.split()[:4]] for line in recorded.steps]
@@ -116,20 +116,20 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
 
 
-def compared_path(version: str) -> Path:
-    """Where what replays with this version left is kept, so that it can be compared without vLLM."""
-    return FOLDER / f"replayed-{version}.json"
+def compared_path(version: str, folder: Path = FOLDER) -> Path:
+    """Where what replays with this version left is kept, so that it can be compared without the engine."""
+    return folder / f"replayed-{version}.json"
 
 
-def read_compared(version: str) -> dict[str, Digests]:
+def read_compared(version: str, folder: Path = FOLDER) -> dict[str, Digests]:
     """Case -> what its last replay was."""
-    return read_json(compared_path(version), dict[str, Digests], _COMPARED)
+    return read_json(compared_path(version, folder), dict[str, Digests], _COMPARED)
 
 
-def write_compared(version: str, comparisons: list[Comparison]) -> None:
+def write_compared(version: str, comparisons: list[Comparison], folder: Path = FOLDER) -> None:
     """Keep what these replays were."""
     document = {comparison.case: plain_values(comparison.replayed) for comparison in comparisons}
-    write_whole(compared_path(version), [(json.dumps(document, indent=1, sort_keys=True) + "\n").encode()])
+    write_whole(compared_path(version, folder), [(json.dumps(document, indent=1, sort_keys=True) + "\n").encode()])
 
 
 def _first_difference(recorded: list[str], replayed: list[str]) -> str | None:

@@ -27,10 +27,10 @@ from llm_perf_opt.core.output_files import sealed_text, split_seal
 from llm_perf_opt.core.workload import read_page_size
 from llm_perf_opt.harness.weights import load_some_weights
 from llm_perf_opt.measurements.read import read_line, read_measured
+from llm_perf_opt.serving.engine_process import environment
+from llm_perf_opt.serving.engine_process.jobs import TraceAnswer, read_message, write_message
 from llm_perf_opt.serving.read_traffic import as_traffic, read_traffic
 from llm_perf_opt.serving.traffic_text import read_declared, read_lengths, read_page_mix
-from llm_perf_opt.serving.vllm import environment
-from llm_perf_opt.serving.vllm.jobs import TraceAnswer, read_message, write_message
 from llm_perf_opt.sweeps.studies import one_writer
 from llm_perf_opt.sweeps.studies.parquet_store import MANIFEST, StudyStore, part_name, part_stem, read_manifest
 from llm_perf_opt.sweeps.studies.questions import find_question
@@ -396,14 +396,14 @@ def _processes(folder: Path) -> Iterator[Kind]:
     write_message(file, TraceAnswer(files=["prefill.json"], configure_s=1.5, run_s=0.25, notes=["a note"]))
     good = file.read_bytes()
     read = at(folder / "messages" / "reply", lambda path: read_message(path, TraceAnswer))
-    yield Kind("message of a vLLM process", good, read, is_json=False)
+    yield Kind("message of an engine's process", good, read, is_json=False)
     yield Kind("name of vLLM's Python", b"python-of-vllm/bin/python", _python_of_vllm, is_json=False)
 
 
 def _python_of_vllm(raw: bytes) -> object:
     """A variable that names a file which is no Python: refused, and nothing is started."""
     named = os.fsdecode(raw.replace(b"\0", b"")) or "x"
-    with mock.patch.dict(os.environ, {environment.VARIABLE: named}), suppress(UsageError):
+    with mock.patch.dict(os.environ, {environment.VLLM.variable: named}), suppress(UsageError):
         return environment.find()
     return "refused"
 

@@ -187,8 +187,9 @@ def _is_test(file: str) -> bool:
 def run_long(logs: Path) -> None:
     gate = Gate(logs)
     record = logs / "commands.json"
-    vllm = logs / "vllm"
-    shutil.rmtree(vllm, ignore_errors=True)  # its environment is made from nothing
+    vllm, sglang = logs / "vllm", logs / "sglang"
+    for made in (vllm, sglang):
+        shutil.rmtree(made, ignore_errors=True)  # their environments are made from nothing
     parts = [
         *gate.lint(),
         Part(
@@ -214,10 +215,16 @@ def run_long(logs: Path) -> None:
             seconds=1000,
             shows_output=True,
         ),
+        Part(
+            name="sglang environment",
+            command=(sys.executable, "-m", "llm_perf_opt", "engines", "install", "sglang", "--folder", str(sglang)),
+            seconds=600,
+        ),
     ]
     times = run_parts(parts, logs, os.environ, stops_at_failure=False)
     took = {**_environment_s(), **times.took}
     os.environ["LLM_PERF_OPT_VLLM_PYTHON"] = str(vllm / "bin" / "python")
+    os.environ["LLM_PERF_OPT_SGLANG_PYTHON"] = str(sglang / "bin" / "python")
     failed = tuple(times.failed)
     _become_pytest(Plan(is_long=True, took=took, failed=failed, record=str(logs / "tests.json")), logs)
 

@@ -10,7 +10,9 @@ ALLOWED = {
     "no recordings of others": r"LLM_PERF_OPT_GPU_TRACES_DIR",
     "no object store": r"\bs3fs\b|\bmoto\b",
 }
-BUT_IN_THE_LONG_GATE = {"no vLLM: the long gate makes an environment for it": r"no vLLM|environment with vLLM"}
+BUT_IN_THE_LONG_GATE = {
+    "no engine: the long gate makes environments for them": r"no (vLLM|SGLang)|environment with (vLLM|SGLang)"
+}
 
 
 def reasons(*, is_long: bool) -> dict[str, str]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Self
 
 from llm_perf_opt.serving.capacity.replays import dealt
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob
 from llm_perf_opt.serving.requests import AnsweredRequests, EngineSteps, Replayed
-from llm_perf_opt.serving.vllm.jobs import ReplayJob
 
 
 class OneByOne:

@@ -17,9 +17,9 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity import replays as capacity_replays
 from llm_perf_opt.serving.capacity.replays import dealt
+from llm_perf_opt.serving.engine_process.environment import find
 from llm_perf_opt.serving.read_traffic import as_traffic
 from llm_perf_opt.serving.traffic_text import read_page_mix
-from llm_perf_opt.serving.vllm.environment import find
 from tests.api.one_by_one import OneByOne
 
 needs_tables = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="no tables of measured kernels")

@@ -8,14 +8,14 @@ import pytest
 
 import llm_perf_opt as lpo
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.serving.vllm.environment import VARIABLE, VllmEnvironment
+from llm_perf_opt.serving.engine_process.environment import VLLM, EngineEnvironment, EngineRecipe
 
 
 def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> tuple[tuple[object, ...], list[str]]:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho {version}\n")
     python.chmod(0o755)
-    monkeypatch.setenv(VARIABLE, str(python))
+    monkeypatch.setenv(VLLM.variable, str(python))
     report = lpo.doctor().report()
     return report.tables[1].rows[0], [note.text for note in report.notes if note.text.startswith("vllm")]
 
@@ -40,8 +40,9 @@ def test_where_there_is_none_the_command_is_in_the_note(monkeypatch: pytest.Monk
 
 
 def test_a_missing_engine_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> VllmEnvironment:
+    def nowhere(engine: EngineRecipe) -> EngineEnvironment:
         raise PerfOptError("There is none.", why="so", fix="make it")
 
     monkeypatch.setattr("llm_perf_opt.api.catalogue.find", nowhere)
-    assert lpo.doctor().engine.problem == "There is none. Make it"
+    assert {found.problem for found in lpo.doctor().engines} == {"There is none. Make it"}
+    assert [found.engine.name for found in lpo.doctor().engines] == ["vllm", "sglang"]

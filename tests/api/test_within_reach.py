@@ -17,7 +17,7 @@ from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.plugins import workload_options
 from llm_perf_opt.core.workload import ModelCode
 from llm_perf_opt.serving.capacity.search import SearchSpace
-from llm_perf_opt.serving.vllm.make_environment import make
+from llm_perf_opt.serving.engine_process.make_environment import make
 from llm_perf_opt.timing.kernels.added_tables import add_tables, remove_tables
 from llm_perf_opt.timing.kernels.table_sets import table_sets
 

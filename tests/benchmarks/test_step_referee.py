@@ -26,7 +26,7 @@ from benchmarks.step_referee import (
 from llm_perf_opt.core.callgraph import CallGraph, read_callgraph
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.engine_process.environment import find
 from llm_perf_opt.timing.step.engine_blocks import engine_blocks
 from llm_perf_opt.timing.step.engine_step import Forward
 

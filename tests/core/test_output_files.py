@@ -217,7 +217,7 @@ def test_nothing_but_this_file_writes_results() -> None:
         "core/run_lock.py",  # the lock itself, which holds no results
         "sweeps/studies/bounded_sql.py",  # a temporary folder, for the answer of another process
         "sweeps/studies/parquet_store.py",  # a temporary name that is then moved, on any storage
-        "serving/vllm/process.py",  # a temporary folder, for messages and the log of another process
+        "serving/engine_process/process.py",  # a temporary folder, for messages and the log of another process
         "timing/kernels/added_tables.py",  # a scratch folder, which is then named
         "__main__.py",  # streams
     }

@@ -24,9 +24,9 @@ STARTERS = {  # file -> what SECURITY.md names for it
     "measurements/timed/nsight.py": ("`nsys`", "`ncu`"),
     "harness/tracers/torchlens_tracer.py": ("`dot`",),
     "cli/report_command.py": ("`report --open`",),
-    "serving/vllm/environment.py": ("the Python of vLLM's environment",),
-    "serving/vllm/process.py": ("the Python of vLLM's environment",),
-    "serving/vllm/make_environment.py": ("`make_environment`",),
+    "serving/engine_process/environment.py": ("the Python of an engine's environment",),
+    "serving/engine_process/process.py": ("the Python of an engine's environment",),
+    "serving/engine_process/make_environment.py": ("`make_environment`",),
     "sweeps/studies/bounded_sql.py": ("`ask --sql`",),
 }
 

@@ -17,8 +17,8 @@ from llm_perf_opt.core.hardware import load_devices
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.deployment_files import deployment_files, write_deployment
 from llm_perf_opt.serving.engine_command import EngineDeployment, engine_command
+from llm_perf_opt.serving.engine_process.environment import checked_versions, find
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
-from llm_perf_opt.serving.vllm.environment import checked_versions, find
 
 DEVICES = load_devices().devices
 H100 = DEVICES["h100-sxm"]

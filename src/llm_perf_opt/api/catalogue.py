@@ -15,7 +15,7 @@ from llm_perf_opt.core.plugins import MODELS
 from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted, listed
 from llm_perf_opt.models.huggingface.hub import cached_names, snapshot
 from llm_perf_opt.models.huggingface.names import CatalogueModel, catalogue, matching, near_names
-from llm_perf_opt.serving.vllm.environment import checked_versions, find, is_checked
+from llm_perf_opt.serving.engine_process.environment import ENGINES, EngineRecipe, checked_versions, find, is_checked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -163,8 +163,9 @@ class Installed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFound:
-    """vLLM, which has a Python of its own: which one and which version, or why there is none and what to do."""
+    """An engine in a Python of its own: which one and which version, or why there is none and what to do."""
 
+    engine: EngineRecipe
     python: str | None = None
     version: str | None = None
     is_checked: bool = False
@@ -180,12 +181,12 @@ class EngineFound:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class InstallationAnswer(Answer):
-    """Every distribution that a run may need, and the engine that replays requests."""
+    """Every distribution that a run may need, and the engines that replay requests."""
 
     version: str
     python: str
     distributions: tuple[Installed, ...]
-    engine: EngineFound
+    engines: tuple[EngineFound, ...]
 
     @property
     def is_complete(self) -> bool:
@@ -236,40 +237,51 @@ class InstallationAnswer(Answer):
         optional = sorted({name for name in missing if name not in [need.distribution for need in needed]})
         if optional:
             yield f"Optional and not installed: {listed(optional, 6)}."
-        yield f"vLLM, for serve --traffic and --replay: {self.engine.verdict}."
+        vllm, sglang = self.engines
+        yield f"vLLM, for serve --traffic and --replay: {vllm.verdict}. SGLang, for --replay: {sglang.verdict}."
 
     def _engine_table(self) -> Table:
-        engine = self.engine
         columns = (Column("engine"), Column("version"), Column("its Python"), Column("verdict"))
-        row = ("vllm", engine.version or "-", engine.python or "-", engine.verdict)
-        return Table(title="Engines, each in its own Python", columns=columns, rows=(row,))
+        rows = tuple(
+            (found.engine.name, found.version or "-", found.python or "-", found.verdict) for found in self.engines
+        )
+        return Table(title="Engines, each in its own Python", columns=columns, rows=rows)
 
     def _engine_notes(self) -> Iterator[Note]:
-        engine = self.engine
-        if engine.version is None:
-            yield Note(f"vllm: {engine.problem}")
-        elif not engine.is_checked:
-            checked = ", ".join(checked_version.version for checked_version in checked_versions())
-            yield Note(
-                f"vllm: replays were checked against the real engine in versions {checked}, but not {engine.version}.",
-                Level.WARNING,
-            )
+        for found in self.engines:
+            if found.version is None:
+                yield Note(f"{found.engine.name}: {found.problem}")
+            elif not found.is_checked:
+                checked = ", ".join(checked_version.version for checked_version in checked_versions(found.engine))
+                yield Note(
+                    f"{found.engine.name}: replays were checked against the real engine in versions {checked}, but not "
+                    f"{found.version}.",
+                    Level.WARNING,
+                )
 
 
 def doctor() -> InstallationAnswer:
     """What is installed and what is missing."""
     parts = tuple(Installed(need=need, version=_version(need.distribution)) for need in NEEDS)
     return InstallationAnswer(
-        version=__version__, python=platform.python_version(), distributions=parts, engine=_engine()
+        version=__version__,
+        python=platform.python_version(),
+        distributions=parts,
+        engines=tuple(map(_engine, ENGINES.values())),
     )
 
 
-def _engine() -> EngineFound:
+def _engine(engine: EngineRecipe) -> EngineFound:
     try:
-        engine = find()
+        found = find(engine)
     except PerfOptError as error:
-        return EngineFound(problem=f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}")
-    return EngineFound(python=str(engine.python), version=engine.version, is_checked=is_checked(engine.release))
+        return EngineFound(engine=engine, problem=f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}")
+    return EngineFound(
+        engine=engine,
+        python=str(found.python),
+        version=found.version,
+        is_checked=is_checked(found.release, engine),
+    )
 
 
 def _version(distribution: str) -> str | None:

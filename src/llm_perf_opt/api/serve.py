@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -137,7 +138,7 @@ class ServeAnswer(Answer):
         mean = self.demand.mean
         yield Note(
             f"A request has {mean.prompt_tokens:,.0f} tokens in and {mean.output_tokens:,.0f} out. Times are of a "
-            "steady state; --replay runs vLLM's own scheduler on the best fleets."
+            "steady state; --replay runs the engine's own scheduler on the best fleets."
         )
         if self.fleets:
             first = self.best or self.fleets[0]
@@ -271,7 +272,7 @@ def serve(
     - `slo`: `ttft=2s,tpot=40ms`, of 99 in 100 requests; `p95,ttft=1s` for another share.
     - `prices`: device id -> price of a GPU hour, in place of the table that ships with the package.
     - `engine`: `vllm`, `sglang`, `trtllm`, or several with commas. `engine_only`: TTFT without the client.
-    - `replay`: the best fleets also through vLLM's own scheduler, which has to be installed.
+    - `replay`: the best fleets also through the own scheduler of vLLM or SGLang, which has to be installed.
     - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
     - `shared_prefix`: the share of each prompt, from 0 to 1, that is the same in all and stays in the cache.
     - `disaggregate`: prefill and decode on separate GPUs, with the counts and plans of both searched.
@@ -409,14 +410,19 @@ class _Question:
 def _replayed(
     fleets: Sequence[SizedFleet], origin: Origin, model: str | Path, declared: DeclaredTraffic
 ) -> tuple[tuple[SizedFleet, ReplayOutcome], ...]:
-    """The best fleets through vLLM's own scheduler, each with enough requests to have a steady state."""
+    """The best fleets through their engine's own scheduler, each with enough requests to have a steady state."""
     from llm_perf_opt.serving.capacity.replays import Replays
+    from llm_perf_opt.serving.engine_process.environment import ENGINES as OWN_SCHEDULERS
 
-    chosen = [fleet for fleet in fleets if fleet.broken is None and fleet.engine == DEFAULT_KERNEL_ENGINE]
+    chosen = [fleet for fleet in fleets if fleet.broken is None and fleet.engine in OWN_SCHEDULERS]
     if not chosen:
         return ()
     outcomes = []
-    with engine_folder(origin, model) as folder, Replays(folder) as replays:
+    with engine_folder(origin, model) as folder, ExitStack() as cleanup:
+        opened = {
+            name: cleanup.enter_context(Replays(folder, OWN_SCHEDULERS[name]))
+            for name in {fleet.engine for fleet in chosen[:_MOST_REPLAYED]}
+        }
         for fleet in chosen[:_MOST_REPLAYED]:
             at_once = fleet.demand.users or fleet.replicas * fleet.state.sequences
             own = (
@@ -426,7 +432,7 @@ def _replayed(
             )
             candidate = replace(fleet.candidate, replicas=fleet.replicas)
             requests = own.traffic(candidate.served.page_tokens)
-            outcomes.append((fleet, replays.outcome(candidate, requests)))
+            outcomes.append((fleet, opened[fleet.engine].outcome(candidate, requests)))
     return tuple(outcomes)
 
 

@@ -13,7 +13,9 @@ from llm_perf_opt.cli.progress import say
 FolderOption = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where to install it. Default: the user's cache folder.")
 ]
-EngineArgument = Annotated[Literal["vllm"], typer.Argument(help="The engine: vllm.", show_default=False)]
+EngineArgument = Annotated[
+    Literal["vllm", "sglang"], typer.Argument(help="The engine: vllm or sglang.", show_default=False)
+]
 
 engines_app = typer.Typer(
     name="engines",
@@ -31,12 +33,13 @@ def _group() -> None:
 
 @engines_app.command()
 def install(engine: EngineArgument, folder: FolderOption = None) -> None:
-    """Install the engine in a virtual environment, once: 3.5 GB, about six minutes, no GPU needed."""
-    from llm_perf_opt.serving.vllm.environment import VARIABLE, default_folder
-    from llm_perf_opt.serving.vllm.make_environment import make
+    """Install the engine in a virtual environment, once: at most 3.5 GB and six minutes, no GPU needed."""
+    from llm_perf_opt.serving.engine_process.environment import ENGINES
+    from llm_perf_opt.serving.engine_process.make_environment import make
 
-    place = folder or default_folder()
-    version = make(place)
+    chosen = ENGINES[engine]
+    place = folder or chosen.default_folder()
+    version = make(place, chosen)
     put(f"{engine} {version} is in {place}.\n")
-    if place != default_folder():
-        say(f"Next: export {VARIABLE}={place}/bin/python")
+    if place != chosen.default_folder():
+        say(f"Next: export {chosen.variable}={place}/bin/python")

@@ -88,7 +88,7 @@ class DemandOptions(OptionRecord):
         help='Requests to replay, in place of --input and --users: "20/s cv=2 prompt=lognormal(800,0.8) output=200 for '
         '600s", a TOML file of the same, or a recorded run. Needs vLLM.',
     )
-    replay: bool = option(False, help="Also replay the best fleets through vLLM's own scheduler. Needs vLLM.")
+    replay: bool = option(False, help="Also replay the best fleets through the engine's own scheduler: vllm or sglang.")
     speculate: str | None = option(
         None,
         metavar="HOW",

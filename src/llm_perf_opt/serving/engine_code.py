@@ -22,10 +22,10 @@ from llm_perf_opt.core.tensor_formats import cache_dtype
 from llm_perf_opt.core.work_limits import refuse_workload
 from llm_perf_opt.core.workload import Deployment, ModelCode, Workload
 from llm_perf_opt.models.huggingface.names import NamedModel, find_model
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.jobs import TraceAnswer, TraceJob
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 from llm_perf_opt.serving.engine_settings import CACHE_ARGUMENTS, SeenDevice
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob
-from llm_perf_opt.serving.vllm.process import VllmProcess
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.origin import find_origin, taken_plan
 from llm_perf_opt.tracing.trace_files import rank_folder
@@ -87,7 +87,7 @@ def trace_engine_code(
     for place in filter(None, folders):
         reserve_folder(place, phases, force=force)
     traces = []
-    with VllmProcess(find()) as process, scratch_folder() as scratch:
+    with EngineProcess(find()) as process, scratch_folder() as scratch:
         for rank, folder in zip(ranks, folders, strict=True):
             graphs = _traced(process, replace(job, plan=plan.of_rank(rank), out=str(scratch / str(rank))))
             written = redeployed(_with_events(graphs) if events else graphs, deployment)
@@ -129,7 +129,7 @@ def _job(
     )
 
 
-def _traced(process: VllmProcess, job: TraceJob) -> tuple[CallGraph, ...]:
+def _traced(process: EngineProcess, job: TraceJob) -> tuple[CallGraph, ...]:
     Path(job.out).mkdir()
     answer = process.ask("trace", job, TraceAnswer)
     log.info("  configured in %.1f s, built and ran in %.1f s", answer.configure_s, answer.run_s)

@@ -21,9 +21,9 @@ from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import MAX_RANKS
 from llm_perf_opt.core.tensor_formats import stored_dtype
+from llm_perf_opt.serving.engine_process.environment import checked_versions
 from llm_perf_opt.serving.engine_settings import EngineSettings
 from llm_perf_opt.serving.engines import DEFAULT_SERVING_ENGINE, ServingEngine
-from llm_perf_opt.serving.vllm.environment import checked_versions
 
 EngineName = Literal["vllm", "sglang", "trtllm"]
 SGLANG_VERSION = "0.5.18"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.serving.engine_process.step_time import Batch
 from llm_perf_opt.serving.requests import Request, Traffic
 from llm_perf_opt.serving.vllm.inside.sampling import JumpingSampler, JumpingTime, can_jump
-from llm_perf_opt.serving.vllm.inside.step_time import Batch
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 TABLE = StepTable(

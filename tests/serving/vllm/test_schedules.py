@@ -16,9 +16,9 @@ from benchmarks.vllm_schedules.cases import CASES, FOLDER
 from benchmarks.vllm_schedules.recorded import RecordedSchedule, compare, digests, read_compared
 from benchmarks.vllm_schedules.recorded import read as recorded_in
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.serving.vllm.environment import VllmEnvironment, find
-from llm_perf_opt.serving.vllm.inside.launches import Stages
-from llm_perf_opt.serving.vllm.process import VllmProcess
+from llm_perf_opt.serving.engine_process.clock import Stages
+from llm_perf_opt.serving.engine_process.environment import EngineEnvironment, find
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 
 read = cache(recorded_in)
 FILES = sorted(FOLDER.glob("0.*/*.json"))
@@ -101,7 +101,7 @@ def test_every_token_is_computed_once_where_nothing_is_dropped() -> None:
         assert sum(tokens for _, tokens, _, _ in counts(recorded)) == needed
 
 
-def environment_or_reason() -> VllmEnvironment | str:
+def environment_or_reason() -> EngineEnvironment | str:
     try:
         return find()
     except PerfOptError as error:
@@ -116,7 +116,7 @@ def test_a_replay_repeats_every_step_of_the_real_engine() -> None:
     files = [file for file in FILES if file.parent.name == environment.release]
     if not files:
         pytest.skip(f"no runs of vLLM {environment.version} are recorded")
-    with VllmProcess(environment) as process:
+    with EngineProcess(environment) as process:
         found = [compare(read(file), process) for file in files]
     assert {one.case: one.first_difference for one in found if one.first_difference is not None} == {}
     assert {one.case: one.largest_time_error_s for one in found if one.largest_time_error_s} == {}

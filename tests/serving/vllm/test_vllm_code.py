@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.vllm_code import CASES, FILE, Case, record
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.process import VllmProcess
+from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.process import EngineProcess
 from tests.serving.vllm import closed_forms
 from tests.serving.vllm.closed_forms import Expected, Step
 
@@ -96,18 +96,18 @@ def test_a_model_is_built_and_traced_within_ten_seconds(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[VllmProcess]:
+def process() -> Iterator[EngineProcess]:
     try:
         environment = find()
     except PerfOptError as error:
         pytest.skip(f"{error.what} {error.fix}")
-    with VllmProcess(environment) as opened:
+    with EngineProcess(environment) as opened:
         yield opened
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_fresh_trace_of_vllm_gives_the_recorded_figures(name: str, process: VllmProcess) -> None:
+def test_a_fresh_trace_of_vllm_gives_the_recorded_figures(name: str, process: EngineProcess) -> None:
     fresh = record(BY_NAME[name], process)
     for phase in PHASES:
         check(fresh["phases"][phase], expected(BY_NAME[name], phase))

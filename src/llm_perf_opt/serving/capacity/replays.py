@@ -13,10 +13,10 @@ from llm_perf_opt.serving.capacity.fleets import Fleet
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, outcome, slower
 from llm_perf_opt.serving.capacity.replay_report import Banded
 from llm_perf_opt.serving.capacity.search import PlanCandidate
+from llm_perf_opt.serving.engine_process.environment import VLLM, EngineRecipe, find
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.requests import Replayed, Traffic
-from llm_perf_opt.serving.vllm.environment import find
-from llm_perf_opt.serving.vllm.jobs import ReplayJob
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 
 log = logging.getLogger(__name__)
 MOST_ROUTED = 4  # replicas behind vLLM's own routing; of more, requests are dealt in turn
@@ -33,10 +33,10 @@ class ReplayedFleet:
 
 
 class Replays:
-    """A process of vLLM that stays open from one replay to the next. Where there is no vLLM, it is refused at once."""
+    """An engine's process that stays open from one replay to the next. Without the engine it is refused at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._process = folder, ReplayProcess(find())
+    def __init__(self, folder: Path, engine: EngineRecipe = VLLM) -> None:
+        self._folder, self._engine, self._process = folder, engine, ReplayProcess(find(engine), engine)
 
     def __enter__(self) -> Self:
         self._process.__enter__()
@@ -79,7 +79,7 @@ class Replays:
     def _replicas(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
         """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
         groups = candidate.replica.considered.plan.attention_dp
-        if groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
+        if self._engine is VLLM and groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
             job = self._job(candidate, traffic, factor)
             return tuple(self._process.replay_replicas(replace(job, replicas=candidate.replicas)))
         shares = dealt(traffic, candidate.replicas)

@@ -35,7 +35,7 @@ from llm_perf_opt.serving.capacity.sizing_witness import (
 )
 
 CHOICES, PLANS = "GPUs side by side", "Every plan that fits"
-REPLAYED = "Steady state and replay through vLLM's scheduler"
+REPLAYED = "Steady state and replay through the engine's own scheduler"
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 _LIMITS = {
     "TPOT": "TPOT SLO",

@@ -14,7 +14,7 @@ from pathlib import Path
 from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.models.huggingface.names import find_model
-from llm_perf_opt.serving.vllm.environment import find
+from llm_perf_opt.serving.engine_process.environment import find
 from llm_perf_opt.sweeps.studies.one_writer import Lease, new_run, run_local
 from llm_perf_opt.sweeps.studies.parquet_store import StudyManifest, StudyPart, StudyStore
 from llm_perf_opt.sweeps.studies.run_task import TaskOutcome, reason_of, run_task, write_failure

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llm_perf_opt.serving.vllm.inside.launches import Clock, Due, Stages
+from llm_perf_opt.serving.engine_process.clock import Clock, Stages
+from llm_perf_opt.serving.vllm.inside.launches import Due
 
 
 def test_to_wait_for_a_result_moves_the_clock_to_its_time_and_never_back() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.serving.engine_process.clock import StepLog
+from llm_perf_opt.serving.engine_process.step_time import Batch
 from llm_perf_opt.serving.requests import Request, Traffic
-from llm_perf_opt.serving.vllm.inside.launches import Rounds, StepLog
+from llm_perf_opt.serving.vllm.inside.launches import Rounds
 from llm_perf_opt.serving.vllm.inside.run import run
-from llm_perf_opt.serving.vllm.inside.step_time import Batch
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 NOTHING = Surface(across=(1, 2), along=(1, 2), seconds=((0, 0), (0, 0)))

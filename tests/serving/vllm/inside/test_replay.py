@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.vllm_schedules.cases import FOLDER, H100
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob
+from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings
 from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
-from llm_perf_opt.serving.vllm.jobs import ReplayJob
-from llm_perf_opt.serving.vllm.process import ReplayProcess
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 pytestmark = pytest.mark.slow

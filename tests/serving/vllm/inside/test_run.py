@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.serving.engine_process.clock import Clock
 from llm_perf_opt.serving.requests import Request, Traffic
-from llm_perf_opt.serving.vllm.inside.launches import Clock
 from llm_perf_opt.serving.vllm.inside.run import run
 
 STEP_S = 1.0

@@ -19,11 +19,12 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from llm_perf_opt.core.target import Json
+from llm_perf_opt.serving.engine_process.clock import Clock, StepLog
 from llm_perf_opt.serving.engine_settings import EngineSettings
-from llm_perf_opt.serving.vllm.inside.launches import Clock, Due, Launches, StepLog
+from llm_perf_opt.serving.vllm.inside.batches import batch_of
+from llm_perf_opt.serving.vllm.inside.launches import Due, Launches
 from llm_perf_opt.serving.vllm.inside.sampling import Sampler
 from llm_perf_opt.serving.vllm.inside.stand_ins import stand_in
-from llm_perf_opt.serving.vllm.inside.step_time import batch_of
 
 _UNUSED_CACHE_BYTES = 2**50  # with the number of blocks stated, the bytes do not matter
 

@@ -15,34 +15,12 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
+from llm_perf_opt.serving.engine_process.prompts import PromptWriter
 from llm_perf_opt.serving.requests import Request
 
-_FILLER = 11
-_FIRST_OF_PREFIX = 2**30  # far from the numbers that requests have of their own
 
-
-class RequestWriter:
-    """Writes prompts: each begins with a token that no other has, after the prefix that it shares."""
-
-    def __init__(self, first_of_prefix: int = _FIRST_OF_PREFIX) -> None:
-        self._first_of_prefix = first_of_prefix
-        self._prefixes: dict[str, int] = {}
-        self._count = 0
-
-    def _prompt(self, request: Request) -> list[int]:
-        """Token ids; vLLM compares them and does nothing else with them."""
-        self._count += 1
-        shared: list[int] = []
-        if request.prefix is not None and request.prefix_tokens:
-            first = self._prefixes.setdefault(request.prefix, self._first_of_prefix + len(self._prefixes))
-            shared = [first] + [_FILLER] * (min(request.prefix_tokens, request.prompt_tokens) - 1)
-        for block in request.blocks:
-            first = self._prefixes.setdefault(f"block {block}", self._first_of_prefix + len(self._prefixes))
-            shared += ([first] + [_FILLER] * (request.block_tokens - 1))[: request.prompt_tokens - len(shared)]
-        if own := request.prompt_tokens - len(shared):
-            shared += [self._count]
-            shared += [_FILLER] * (own - 1)
-        return shared
+class RequestWriter(PromptWriter):
+    """Writes requests as vLLM's."""
 
     def engine_request(self, request: Request, arrival_s: float) -> Any:
         """What vLLM's front end hands to its core. The answer has its full length: no token ends it before."""
@@ -57,7 +35,7 @@ class RequestWriter:
         ]
         return EngineCoreRequest(
             request_id=request.id,
-            prompt_token_ids=self._prompt(request),
+            prompt_token_ids=self.prompt(request),
             mm_features=images or None,
             sampling_params=SamplingParams(
                 max_tokens=request.output_tokens, ignore_eos=True, temperature=0.0, detokenize=False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from llm_perf_opt.serving.requests import EngineSteps
-from llm_perf_opt.serving.vllm.inside.step_time import Batch, StepTime
+from llm_perf_opt.serving.engine_process.clock import Clock, Stages, StepLog
+from llm_perf_opt.serving.engine_process.step_time import Batch, StepTime
+from llm_perf_opt.serving.vllm.inside.batches import load_of
 from llm_perf_opt.timing.step.step_table import RankStep, StepTable
 
 
@@ -31,39 +32,8 @@ class OwnLaunches:
         stage_s = self._step_time.seconds(batch)
         self.clock.now += self._step_time.host_s
         start_s, end_s = self._stages.launch(self.clock.now, stage_s)
-        log.add(start_s, end_s, stage_s, batch, scheduler)
+        log.add(start_s, end_s, stage_s, batch, load_of(scheduler))
         return Due(self.clock, end_s, value)
-
-
-class Clock:
-    """Seconds since the replay began."""
-
-    __slots__ = ("now",)
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def wait_until(self, time_s: float) -> None:
-        """Nothing happens before that time; a time that is past is no wait."""
-        if time_s > self.now:
-            self.now = time_s
-
-
-class Stages:
-    """The stages of a pipeline, one or more. A step visits each in turn, and waits where one is still busy."""
-
-    __slots__ = ("_free_at_s",)
-
-    def __init__(self, count: int) -> None:
-        self._free_at_s = [0.0] * count
-
-    def launch(self, now_s: float, stage_s: float) -> tuple[float, float]:
-        """When a step begins that is launched now and takes `stage_s` in each stage, and when it has left the last."""
-        start_s = end_s = max(now_s, self._free_at_s[0])
-        for stage, free_s in enumerate(self._free_at_s):
-            end_s = max(end_s, free_s) + stage_s
-            self._free_at_s[stage] = end_s
-        return start_s, end_s
 
 
 class Due(Future[Any]):
@@ -81,46 +51,6 @@ class Due(Future[Any]):
     def done(self) -> bool:
         """Whether its time has come."""
         return self._at_s <= self._clock.now
-
-
-class StepLog:
-    """Grows by one entry per step; knows when each request was first part of one."""
-
-    def __init__(self, *, keeps_batches: bool = False) -> None:
-        self._keeps_batches = keeps_batches
-        self.batches: list[RankStep] = []
-        self.steps = EngineSteps(
-            start_s=[], duration_s=[], decoding=[], prompt_tokens=[], running=[], waiting=[], cache_use=[]
-        )
-        self.busy_s = 0.0
-        self.scheduled_s: dict[str, float] = {}
-        self.cached_tokens: dict[str, int] = {}
-
-    def add(self, start_s: float, end_s: float, stage_s: float, batch: Batch, scheduler: Any) -> None:
-        """A step from launch to its last stage; a stage is busy for `stage_s` of it."""
-        steps = self.steps
-        steps.start_s.append(start_s)
-        steps.duration_s.append(end_s - start_s)
-        steps.decoding.append(batch.decoding)
-        steps.prompt_tokens.append(batch.prompt_tokens)
-        running, waiting = scheduler.get_request_counts()
-        steps.running.append(running)
-        steps.waiting.append(waiting)
-        steps.cache_use.append(scheduler.kv_cache_manager.usage)
-        self.busy_s += stage_s
-        if self._keeps_batches:
-            self.batches.append(
-                RankStep(batch.decoding, batch.cached_tokens, batch.chunks, batch.image_tokens, batch.drafted_tokens)
-            )
-        for new in batch.new:
-            if new.req_id not in self.scheduled_s:  # one that was preempted and came back has its first time already
-                self.scheduled_s[new.req_id] = start_s
-                self.cached_tokens[new.req_id] = new.num_computed_tokens
-
-    def lengthen(self, seconds: float) -> None:
-        """The step that was added last takes so much longer."""
-        self.steps.duration_s[-1] += seconds
-        self.busy_s += seconds
 
 
 # Engines that share the experts of one model: each has its own scheduler, and a step of one is a step of all.
@@ -148,7 +78,7 @@ class Rounds:
             self._start_s = max(self.clock.now, self._ends_s[-1] if self._ends_s else 0.0)
         step = RankStep(batch.decoding, batch.cached_tokens, batch.chunks, batch.image_tokens, batch.drafted_tokens)
         self._launched.append((log, step))
-        log.add(self._start_s, self._start_s, 0.0, batch, scheduler)
+        log.add(self._start_s, self._start_s, 0.0, batch, load_of(scheduler))
         return _DueAtEnd(self, len(self._ends_s), value)
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from llm_perf_opt.core.callgraph import CallGraph, write_callgraph
 from llm_perf_opt.core.parallel_plan import HEADER_KEY
 from llm_perf_opt.core.target import Json
+from llm_perf_opt.serving.engine_process.jobs import TraceAnswer, TraceJob, read_message
 from llm_perf_opt.serving.vllm.inside.stand_ins import CUSTOM_OPS, stand_in
-from llm_perf_opt.serving.vllm.jobs import TraceAnswer, TraceJob, read_message
 
 SUFFIX = ".callgraph.json"
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.serving.engine_process.jobs import ReplayJob, read_message
+from llm_perf_opt.serving.engine_process.no_collector import no_collector
+from llm_perf_opt.serving.engine_process.step_time import StepTime, step_time_of
 from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.serving.vllm.inside import platform
 from llm_perf_opt.serving.vllm.inside.launches import OwnLaunches, Rounds
 from llm_perf_opt.serving.vllm.inside.sampling import JumpingSampler, JumpingTime, Sampler, can_jump, chosen_sampler
-from llm_perf_opt.serving.vllm.inside.step_time import RecordedTime, StepTime, TableTime
-from llm_perf_opt.serving.vllm.jobs import ReplayJob, read_message
 
 Report = Callable[[str], None]
 _KEPT_ENGINES = 4
@@ -88,7 +87,7 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
         core.model_executor.begin(launches, sampler or _sampler(core, job), keeps_batches=job.keeps_batches)
     route = FrontEnd(cores).route if len(cores) > 1 else None
     began = time.thread_time()
-    with _no_collector():
+    with no_collector():
         answered = run(cores, job.traffic, RequestWriter().engine_request, route, rounds)
     cpu_s = (time.thread_time() - began) / len(cores)
     return [
@@ -119,9 +118,7 @@ def _rounds(job: ReplayJob) -> Rounds | None:
 
 
 def _step_time(job: ReplayJob) -> StepTime:
-    if job.table is not None:
-        return (JumpingTime if job.has_jumps else TableTime)(job.table, job.slower)
-    return RecordedTime(job.step_seconds)
+    return JumpingTime(job.table, job.slower) if job.has_jumps and job.table is not None else step_time_of(job)
 
 
 def _sampler(core: Any, job: ReplayJob) -> Sampler:
@@ -135,14 +132,3 @@ def _sampler(core: Any, job: ReplayJob) -> Sampler:
             fix="leave the jumps out",
         )
     return JumpingSampler(core.scheduler, speculation.num_speculative_tokens)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Without the collector of cycles, which takes a fifth of the time: requests go by their count."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

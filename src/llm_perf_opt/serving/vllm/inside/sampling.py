@@ -7,8 +7,8 @@ from random import Random
 from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.serving.engine_process.step_time import Batch
 from llm_perf_opt.serving.requests import Traffic
-from llm_perf_opt.serving.vllm.inside.step_time import Batch
 from llm_perf_opt.timing.step.step_table import RankStep, StepTable
 
 TOKEN = 7  # what every step samples; its value decides nothing

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.serving.engine_process.jobs import Scheduled, ScheduleJob, read_message
 from llm_perf_opt.serving.vllm.inside import platform
-from llm_perf_opt.serving.vllm.jobs import Scheduled, ScheduleJob, read_message
 
 _DIGITS = 12
 

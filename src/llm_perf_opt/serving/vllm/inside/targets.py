@@ -20,9 +20,9 @@ from vllm.utils.torch_utils import _resolve_layer_name, set_default_torch_dtype
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.target import Json, Target
 from llm_perf_opt.ops.grouped_experts import touched_experts
+from llm_perf_opt.serving.engine_process.jobs import TraceJob
 from llm_perf_opt.serving.vllm.inside.ranks import VllmWorld
 from llm_perf_opt.serving.vllm.inside.stand_ins import KERNELS, keep_ghosts
-from llm_perf_opt.serving.vllm.jobs import TraceJob
 from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.fallbacks import Done
 from llm_perf_opt.weightless.ghost import Ghost, new_ghost

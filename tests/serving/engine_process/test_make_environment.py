@@ -11,8 +11,8 @@ import pytest
 
 from llm_perf_opt.cli import main as command
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.serving.vllm import environment
-from llm_perf_opt.serving.vllm.make_environment import _STAND_IN, _STAND_IN_CODE, _write_stand_in, make
+from llm_perf_opt.serving.engine_process import environment
+from llm_perf_opt.serving.engine_process.make_environment import _STAND_IN, _STAND_IN_CODE, _write_stand_in, make
 
 
 def test_a_folder_that_is_there_is_left_alone(
@@ -34,8 +34,8 @@ def test_what_was_cut_off_is_no_environment_and_is_made_anew(tmp_path: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    monkeypatch.delenv(environment.VARIABLE, raising=False)
-    folder = environment.default_folder()
+    monkeypatch.delenv(environment.VLLM.variable, raising=False)
+    folder = environment.VLLM.default_folder()
     folder.mkdir(parents=True)
     (folder / environment.UNFINISHED).touch()
     (folder / "left over").touch()
@@ -44,9 +44,9 @@ def test_what_was_cut_off_is_no_environment_and_is_made_anew(tmp_path: Path, mon
     assert (folder / "bin" / "python").exists()
     assert (folder / environment.UNFINISHED).exists()
     assert not (folder / "left over").exists()
-    assert folder / "bin" / "python" not in environment._candidates()
+    assert folder / "bin" / "python" not in environment._candidates(environment.VLLM)
     (folder / environment.UNFINISHED).unlink()
-    assert folder / "bin" / "python" in environment._candidates()
+    assert folder / "bin" / "python" in environment._candidates(environment.VLLM)
 
 
 def test_the_stand_in_leaves_out_one_module_and_no_other(tmp_path: Path) -> None:

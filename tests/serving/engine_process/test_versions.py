@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.vllm_schedules.cases import CASES, FOLDER
 from benchmarks.vllm_schedules.recorded import read
-from llm_perf_opt.serving.vllm.environment import checked_versions, is_checked
+from llm_perf_opt.serving.engine_process.environment import checked_versions, is_checked
 
 
 def test_every_checked_version_has_its_recorded_runs() -> None:

@@ -10,7 +10,15 @@ from typer.testing import CliRunner
 
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import PerfOptError, UsageError
-from llm_perf_opt.serving.vllm.environment import MAKE_IT, VARIABLE, VllmEnvironment, default_folder, find, version_in
+from llm_perf_opt.serving.engine_process.environment import (
+    ENGINES,
+    SGLANG,
+    VLLM,
+    EngineEnvironment,
+    EngineRecipe,
+    find,
+    version_in,
+)
 
 
 def python_that_says(path: Path, words: str) -> Path:
@@ -22,18 +30,18 @@ def python_that_says(path: Path, words: str) -> Path:
 
 @pytest.fixture
 def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(VLLM.variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", str(python_that_says(tmp_path / "own" / "python", "")))
 
 
 @pytest.mark.usefixtures("_empty_cache")
 def test_the_variable_goes_before_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    python_that_says(default_folder() / "bin" / "python", "0.31.0")
+    python_that_says(VLLM.default_folder() / "bin" / "python", "0.31.0")
     assert find().version == "0.31.0"
     named = python_that_says(tmp_path / "named", "0.32.0+cpu")
-    monkeypatch.setenv(VARIABLE, str(named))
-    assert find() == VllmEnvironment(python=named, version="0.32.0+cpu")
+    monkeypatch.setenv(VLLM.variable, str(named))
+    assert find() == EngineEnvironment(python=named, version="0.32.0+cpu")
     assert find().release == "0.32.0"
 
 
@@ -47,17 +55,17 @@ def test_this_python_is_taken_where_it_has_vllm(monkeypatch: pytest.MonkeyPatch,
 def test_where_there_is_none_the_command_that_makes_it_is_named() -> None:
     with pytest.raises(PerfOptError) as caught:
         find()
-    assert MAKE_IT in caught.value.fix
-    assert str(default_folder()) in caught.value.why
+    assert VLLM.make_it in caught.value.fix
+    assert str(VLLM.default_folder()) in caught.value.why
 
 
 @pytest.mark.usefixtures("_empty_cache")
 def test_a_variable_that_names_a_python_without_vllm_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    python_that_says(default_folder() / "bin" / "python", "0.32.0")
-    monkeypatch.setenv(VARIABLE, str(python_that_says(tmp_path / "bare", "")))
-    with pytest.raises(UsageError, match=VARIABLE):
+    python_that_says(VLLM.default_folder() / "bin" / "python", "0.32.0")
+    monkeypatch.setenv(VLLM.variable, str(python_that_says(tmp_path / "bare", "")))
+    with pytest.raises(UsageError, match=VLLM.variable):
         find()
 
 
@@ -67,8 +75,20 @@ def test_what_is_no_program_has_no_version(tmp_path: Path) -> None:
     assert version_in(tmp_path / "text") is None
 
 
-def test_the_command_that_makes_it_exists() -> None:
-    program, *words = MAKE_IT.split()
+@pytest.mark.usefixtures("_empty_cache")
+def test_each_engine_has_a_folder_and_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python_that_says(VLLM.default_folder() / "bin" / "python", "0.32.0")
+    with pytest.raises(PerfOptError, match="no SGLang"):
+        find(SGLANG)
+    named = python_that_says(tmp_path / "named", "0.5.23")
+    monkeypatch.setenv(SGLANG.variable, str(named))
+    assert find(SGLANG) == EngineEnvironment(python=named, version="0.5.23", engine=SGLANG)
+    assert find().version == "0.32.0"
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
+def test_the_command_that_makes_it_exists(engine: EngineRecipe) -> None:
+    program, *words = engine.make_it.split()
     assert program == "llm-perf-opt"
     shown = CliRunner().invoke(app, [*words, "--help"])
     assert shown.exit_code == 0, shown.output

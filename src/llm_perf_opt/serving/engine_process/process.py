@@ -1,4 +1,4 @@
-"""A process in vLLM's Python that takes one job after another: file in, file out, a line when it is done."""
+"""A process in an engine's Python that takes one job after another: file in, file out, a line when it is done."""
 
 from __future__ import annotations
 
@@ -14,33 +14,23 @@ from typing import Self, TypeVar
 import llm_perf_opt
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.output_files import scratch_folder
+from llm_perf_opt.serving.engine_process.environment import VLLM, EngineEnvironment, EngineRecipe, find
+from llm_perf_opt.serving.engine_process.jobs import Failure, ReplayJob, read_message, write_message
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice
 from llm_perf_opt.serving.requests import Replayed, Traffic
-from llm_perf_opt.serving.vllm.environment import VllmEnvironment, find
-from llm_perf_opt.serving.vllm.jobs import Failure, ReplayJob, read_message, write_message
 from llm_perf_opt.timing.step.step_table import StepTable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_MODULE = "llm_perf_opt.serving.vllm.inside"
+_MODULE = "llm_perf_opt.serving.engine_process"
 _LEAVE_S = 20.0
 _LOG_TAIL = 1500
-_SETTINGS = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",  # nothing is computed there
-    "PYTHONHASHSEED": "0",  # the order of sets of names, so that two runs are alike
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_KIMI_K3_GEMM_AR": "0",  # a fused kernel of Kimi's layers, written with a library of GPU machines
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-_UNSET = ("VLLM_TARGET_DEVICE", "VLLM_PLUGINS", "PYTHONHOME")  # they would hide the devices that vLLM shall believe in
 
 
-class VllmProcess:
-    """One process of vLLM's Python, open for jobs until the block ends."""
+class EngineProcess:
+    """One process of an engine's Python, open for jobs until the block ends."""
 
-    def __init__(self, environment: VllmEnvironment) -> None:
+    def __init__(self, environment: EngineEnvironment) -> None:
         self._environment = environment
         self._cleanup = ExitStack()
         self._jobs = 0
@@ -49,13 +39,14 @@ class VllmProcess:
         self._folder = self._cleanup.enter_context(scratch_folder())
         self._log = self._folder / "log.txt"
         said = self._cleanup.enter_context(self._log.open("wb"))
-        log.info("Starting vLLM %s (%s) ...", self._environment.version, self._environment.python)
+        engine = self._environment.engine
+        log.info("Starting %s %s (%s) ...", engine.title, self._environment.version, self._environment.python)
         self._process = subprocess.Popen(
-            [str(self._environment.python), "-P", "-m", _MODULE],
+            [str(self._environment.python), "-P", "-m", _MODULE, engine.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
-            env=environment_variables(),
+            env=environment_variables(engine),
             text=True,
         )
         self._cleanup.callback(self._leave)
@@ -98,12 +89,12 @@ class VllmProcess:
         return ""
 
     def _died(self) -> PerfOptError:
-        code = self._process.wait()
+        code, engine = self._process.wait(), self._environment.engine
         tail = self._log.read_text(errors="replace")[-_LOG_TAIL:].strip()
         return PerfOptError(
-            f"The process of vLLM {self._environment.version} ended with code {code} before it answered.",
+            f"The process of {engine.title} {self._environment.version} ended with code {code} before it answered.",
             why=tail or "it said nothing",
-            fix=f"try `{self._environment.python} -c 'import vllm'`; if that fails, make the environment again",
+            fix=f"try `{self._environment.python} -c '{engine.check}'`; if that fails, make the environment again",
         )
 
     def _leave(self) -> None:
@@ -118,11 +109,14 @@ class VllmProcess:
 
 
 class ReplayProcess:
-    """Replays one after another, in one process per kind of device: what vLLM learnt of its device it never forgets."""
+    """Replays one after another, in one process for what an engine learns once and never forgets.
 
-    def __init__(self, environment: VllmEnvironment | None = None) -> None:
-        self._environment = environment
-        self._open: dict[SeenDevice, VllmProcess] = {}
+    vLLM keeps its device for ever, SGLang all of its settings.
+    """
+
+    def __init__(self, environment: EngineEnvironment | None = None, engine: EngineRecipe = VLLM) -> None:
+        self._environment, self._engine = environment, engine
+        self._open: list[tuple[SeenDevice | EngineSettings, EngineProcess]] = []
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -136,17 +130,21 @@ class ReplayProcess:
 
     def replay(self, job: ReplayJob) -> Replayed:
         """What becomes of these requests in one engine."""
-        return self._for(job.settings.device).ask("replay", replace(job, replicas=1), Replayed)
+        return self._for(job.settings).ask("replay", replace(job, replicas=1), Replayed)
 
     def replay_replicas(self, job: ReplayJob) -> list[Replayed]:
-        """What becomes of these requests in each of the replicas among which vLLM deals them."""
-        return self._for(job.settings.device).ask("replicas", job, list[Replayed])
+        """What becomes of these requests in each of the replicas among which the engine deals them."""
+        return self._for(job.settings).ask("replicas", job, list[Replayed])
 
-    def _for(self, device: SeenDevice) -> VllmProcess:
-        if device not in self._open:
-            self._environment = self._environment or find()
-            self._open[device] = self._cleanup.enter_context(VllmProcess(self._environment))
-        return self._open[device]
+    def _for(self, settings: EngineSettings) -> EngineProcess:
+        key = settings.device if self._engine is VLLM else settings
+        for known, process in self._open:
+            if known == key:
+                return process
+        self._environment = self._environment or find(self._engine)
+        process = self._cleanup.enter_context(EngineProcess(self._environment))
+        self._open.append((key, process))
+        return process
 
 
 def replay(settings: EngineSettings, traffic: Traffic, table: StepTable) -> Replayed:
@@ -155,7 +153,7 @@ def replay(settings: EngineSettings, traffic: Traffic, table: StepTable) -> Repl
         return process.replay(ReplayJob(settings=settings, traffic=traffic, table=table))
 
 
-def environment_variables() -> dict[str, str]:
-    """The variables of a process in vLLM's Python. It finds our package by its folder; it is not installed there."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
-    return {**inherited, **_SETTINGS, "PYTHONPATH": str(Path(llm_perf_opt.__file__).parents[1])}
+def environment_variables(engine: EngineRecipe = VLLM) -> dict[str, str]:
+    """The variables of a process in an engine's Python. Our package is found by its folder, not installed there."""
+    inherited = {name: value for name, value in os.environ.items() if name not in engine.unset}
+    return {**inherited, **engine.settings, "PYTHONPATH": str(Path(llm_perf_opt.__file__).parents[1])}

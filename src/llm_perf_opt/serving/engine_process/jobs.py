@@ -1,4 +1,4 @@
-"""What crosses the border to vLLM's process: a job, its answer, and a failure in words."""
+"""What crosses the border to an engine's process: a job, its answer, and a failure in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.timing.step.step_table import StepTable
 
 T = TypeVar("T")
-_KIND = FileKind(name="message of a vLLM process", fix="run the command again", max_bytes=2**31)
+_KIND = FileKind(name="message of an engine's process", fix="run the command again", max_bytes=2**31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

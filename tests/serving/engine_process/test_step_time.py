@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.core.errors import PerfOptError
-from llm_perf_opt.serving.vllm.inside.step_time import Batch, RecordedTime, TableTime, batch_of
+from llm_perf_opt.serving.engine_process.step_time import Batch, RecordedTime, TableTime
+from llm_perf_opt.serving.vllm.inside.batches import batch_of
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 FLAT = Surface(across=(1.0, 2.0), along=(1.0, 2.0), seconds=((0.0, 0.0), (0.0, 0.0)))

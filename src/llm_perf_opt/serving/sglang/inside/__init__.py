@@ -1,0 +1,1 @@
+"""What runs in SGLang's own environment: the only code that imports sglang."""
