@@ -15,7 +15,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ class MeasuredRun:
     is_whole_system: bool = False
     is_repeat: bool = False
     touched: tuple[str, ...] = ()
-    cache_bits: int | None = None  # of keys and values, as the published script that started the server sets it
+    inferencex_engine: str | None = None  # the version of the engine of an InferenceX server; blank is an older one
 
     @property
     def e2e_s(self) -> float | None:
@@ -288,37 +287,8 @@ def as_recorded(row: Row) -> MeasuredRun:
         ttft_s=float(row["ttft_ms"]) / 1e3,
         tpot_s=float(row["tpot_ms"]) / 1e3,
         is_disaggregated=is_split,
-        cache_bits=None if is_split else cache_bits(row),
+        inferencex_engine=row["engine_version"] if row["origin"] == INFERENCEX else None,
     )
-
-
-def cache_bits(row: Row) -> int | None:
-    """Of keys and values: what the published script of an InferenceX server sets; None for records of others."""
-    if row["origin"] != INFERENCEX:
-        return None
-    asked = (MODELS[row["model"]], DEVICES[row["gpu"]], row["engine"], row["precision"])
-    return next(
-        (
-            bits
-            for server, versions, bits in _servers()
-            if server == asked and (not versions or row["engine_version"] in versions)
-        ),
-        None,
-    )
-
-
-@cache
-def _servers() -> tuple[tuple[tuple[str, ...], frozenset[str], int], ...]:
-    """Model, device, engine and precision of a server, versions of the engine (none: any), and the bits of a value."""
-    with (SERVING / "server_caches.csv").open(encoding="utf-8", newline="") as lines:
-        return tuple(
-            (
-                (line["model"], line["device"], line["engine"], line["precision"]),
-                frozenset(line["engine_versions"].split()),
-                int(line["cache_bits"]),
-            )
-            for line in csv.DictReader(lines)
-        )
 
 
 def _noting(name: str, before: Iterable[MeasuredRun], after: Iterable[MeasuredRun]) -> list[MeasuredRun]:

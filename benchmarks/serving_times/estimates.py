@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.bounds.evaluation import decode_graph
-from benchmarks.records import MeasuredRun, read_silicon
+from benchmarks.records import SERVING, MeasuredRun, read_silicon
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, SteadyState
@@ -173,10 +174,30 @@ def formats(model: str, precision: str) -> tuple[str, str, str]:
 
 def cache_format(run: MeasuredRun) -> str:
     """As the server was started. Where nobody says: TensorRT-LLM keeps 8 bits for quantised checkpoints, others 16."""
-    if run.cache_bits is not None:
-        return FP8_CACHE if run.cache_bits == 8 else BF16
+    if run.inferencex_engine is not None and not run.is_disaggregated:
+        asked = run.model, run.device, run.engine, run.precision
+        for server, versions, bits in _servers():
+            if server == asked and (not versions or run.inferencex_engine in versions):
+                return FP8_CACHE if bits == 8 else BF16
     is_small = run.engine == "trtllm" and run.precision in ("fp8", "fp4") and not run.model.startswith("gpt-oss")
     return FP8_CACHE if is_small else BF16
+
+
+@cache
+def _servers() -> tuple[tuple[tuple[str, ...], frozenset[str], int], ...]:
+    """As published scripts start them: model, device, engine, precision; engine versions (none: any); bits of a value.
+
+    Aggregated servers of InferenceX alone.
+    """
+    with (SERVING / "server_caches.csv").open(encoding="utf-8", newline="") as lines:
+        return tuple(
+            (
+                (line["model"], line["device"], line["engine"], line["precision"]),
+                frozenset(line["engine_versions"].split()),
+                int(line["cache_bits"]),
+            )
+            for line in csv.DictReader(lines)
+        )
 
 
 def deployed_blocks(run: MeasuredRun) -> EngineBlocks:

@@ -141,16 +141,20 @@ def train(
         has_own_attention=precision != "bf16",
     )
     shape = shape_of(str(model), trust_remote_code=trust_remote_code)
-    if shape.learnt_positions is not None and seq > shape.learnt_positions:
-        raise UsageError(
-            f"{model} does not train on {seq:,} tokens.",
-            why=f"it has learnt {shape.learnt_positions:,} positions, and no other has a meaning",
-            fix=f"--seq {shape.learnt_positions}",
-        )
+    _refuse_positions(str(model), shape.learnt_positions, seq)
     base = base if compiled else _with_traced_layer(base, model, shape, trust_remote_code)
     candidates = fastest(shape, base, fixed, clock := StepClock.of(cluster))
     faster = made_faster(shape, candidates[0], clock, is_plan_free=plan is not None)
     return _answer(str(model), shape, candidates, faster, tokens, measured_tokens_per_s, prices)
+
+
+def _refuse_positions(model: str, learnt: int | None, sequence: int) -> None:
+    if learnt is not None and sequence > learnt:
+        raise UsageError(
+            f"{model} does not train on {sequence:,} tokens.",
+            why=f"it has learnt {learnt:,} positions, and no other has a meaning",
+            fix=f"--seq {learnt}",
+        )
 
 
 def _with_traced_layer(run: TrainingRun, model: str | Path, shape: ModelShape, trusts_code: bool) -> TrainingRun:
