@@ -81,6 +81,7 @@ def test_whoever_changes_a_trace_gets_one_that_is_not_known(decode: CallGraph) -
 class Counted:
     column: Integers
     count: int
+    word: object = "any"
 
 
 def test_columns_come_back_and_a_count_beyond_64_bits_is_made_each_time(folder: Path) -> None:
