@@ -149,10 +149,8 @@ def trace(
     """
     files = _Files(out=None if out is None else Path(out), force=force, events=events)
     if inspect.isroutine(model) or isinstance(model, functools.partial):  # a module is called by itself
-        from llm_perf_opt.api.traced_step import trace_step
-
         workload |= {"tracer": tracer.removeprefix(WEIGHTLESS), "device": device, "weights": weights}
-        return trace_step(model, args, kwargs, workload, routing=routing, torch_device=torch_device, **files)
+        return _trace_of_step(model, args, kwargs, workload, routing=routing, torch_device=torch_device, **files)
     named = _named(cast("str | Path | torch.nn.Module", model), workload, trust_remote_code)
     machine, torch_device = _seen_hardware(device, devices_file, torch_device, tracer)
     formats = _Formats(weights=weights, cache=cache, routing=routing)
@@ -160,9 +158,7 @@ def trace(
     running, drawn = _able_to_draw(_chosen_tracer(tracer, settings, routing, torch_device, files["out"]), pictures)
     plan = _checked_plan(taken_plan(workload), tracer, machine)
     if _is_of_engine(workload, tracer, args, kwargs):
-        from llm_perf_opt.serving.engine_code import trace_engine_code
-
-        return Trace.of(trace_engine_code(named, machine, plan, workload, trusts=trust_remote_code, **formats, **files))
+        return _trace_of_engine(named, machine, plan, workload, trusts=trust_remote_code, **formats, **files)
     seen = _Seen(device=hardware_id(machine), torch_device=torch_device, trust_remote_code=trust_remote_code)
     origin = _with_stages(find_origin(named, args, kwargs, **seen, **formats, **workload), stage)
     if plan.is_spread:
@@ -220,6 +216,20 @@ def _refuse_unknown(workload: Mapping[str, Any]) -> None:
                 why=f"its keywords are: {', '.join(sorted(taken))}",
                 fix=f"did you mean {near[0]}=?" if near else f"leave {name} out",
             )
+
+
+def _trace_of_step(*asked: Any, **options: Any) -> Trace:
+    """A training step of a script's own; the records of a step are loaded for this question alone."""
+    from llm_perf_opt.api.traced_step import trace_step
+
+    return trace_step(*asked, **options)
+
+
+def _trace_of_engine(*asked: Any, **options: Any) -> Trace:
+    """The model as an engine's own code runs it; its processes are loaded for this question alone."""
+    from llm_perf_opt.serving.engine_code import trace_engine_code
+
+    return Trace.of(trace_engine_code(*asked, **options))
 
 
 def _is_of_engine(
