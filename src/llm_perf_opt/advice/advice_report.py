@@ -219,7 +219,7 @@ def _stage_table(ladder: Ladder) -> Table:
 def _waterfall(ladder: Ladder) -> SpanChart:
     spans, at = [], ladder.top_ns
     spans.append(Span("as it runs now", "all of it", 0.0, at * _NANO))
-    for rung in ladder.rungs:
+    for rung in (rung for rung in ladder.rungs if rung.time_ns):
         start, end = sorted((at - rung.time_ns, at))
         spans.append(Span(rung.name, rung.name, max(start, 0) * _NANO, max(end, 0) * _NANO))
         at -= rung.time_ns

@@ -43,6 +43,7 @@ from llm_perf_opt.serving.capacity.sizing_report import (
     frontier_chart,
     plans_table,
     replayed_table,
+    times_chart,
 )
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.engine_settings import SeenDevice
@@ -114,7 +115,7 @@ class ServeAnswer(Answer):
         """The answer, GPUs side by side, the times of the best, where its step goes, every plan, and the frontier."""
         best = self.best
         shown = (choices_table(self.fleets, self.demand),) if self.fleets else ()
-        chart = frontier_chart(self.plans, best)
+        charts = (frontier_chart(self.plans, best), None if best is None else times_chart(best, self.demand))
         return Report(
             title=f"{self.model}: {self.asked}",
             answer=self.answer,
@@ -130,7 +131,7 @@ class ServeAnswer(Answer):
                 *((plans_table(self.plans),) if self.plans else ()),
             ),
             notes=tuple(self._notes()),
-            charts=() if chart is None else (chart,),
+            charts=tuple(chart for chart in charts if chart is not None),
         )
 
     def _notes(self) -> Iterator[Note]:

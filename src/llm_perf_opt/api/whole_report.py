@@ -558,5 +558,6 @@ def _charts(graphs: Sequence[CallGraph], predictions: Sequence[PredictionAnswer]
                 Series("high", tuple(band.high_s for band in bands)),
             ),
             kind=Kind.SECONDS,
+            interval=("low", "high"),
             caption="Nothing runs faster than the lower bound; a run is expected between low and high.",
         )

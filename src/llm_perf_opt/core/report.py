@@ -63,13 +63,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Horizontal bars, one group per category; stacked where the series are parts of one whole."""
+    """Horizontal bars, one group per category; stacked where the series are parts of one whole.
+
+    `interval` names the series that are low, expected (where it is known) and high of one figure: they are drawn as
+    one bar with an interval.
+    """
 
     title: str
     categories: tuple[str, ...]
     series: tuple[Series, ...]
     kind: Kind
     is_stacked: bool = False
+    interval: tuple[str, ...] = ()
     caption: str = ""
 
     def __post_init__(self) -> None:

@@ -107,6 +107,7 @@ _LARGE_COUNT = 1e6
 _BAR, _BAR_GAP, _GROUP_GAP = 16.0, 2.0, 10.0
 _LABEL_LINE = 18.0
 _WIDEST_LABELS = 0.36  # of the picture, next to the bars; wider ones are above them
+_TIP = 4.0  # half the length of a line across the end of an interval
 _THINNEST = 1.5  # pixels, of a bar that is not zero
 
 
@@ -126,6 +127,7 @@ class _Row:
 
     bars: tuple[_Bar, ...]
     words: str
+    interval: tuple[float, float] | None = None
 
 
 def bar_picture(chart: BarChart, hues: Hues, width: float) -> Picture:
@@ -140,6 +142,7 @@ def bar_picture(chart: BarChart, hues: Hues, width: float) -> Picture:
     left = room if is_beside else 0.5
     right = width - max(text_width(row.words, SIZE) for rows in groups for row in rows) - 8
     ends = [place for rows in groups for row in rows for bar in row.bars for place in (bar.start, bar.end)]
+    ends += [place for rows in groups for row in rows for place in row.interval or ()]
     scale = Scale(range_from_zero(ends), left, right)
     top = legend(_keys(few.chart, hues), width)
     painter = _Painter(scale, width, is_beside=is_beside)
@@ -178,9 +181,17 @@ class _Painter:
             top = y + place * (_BAR + _BAR_GAP)
             parts += [self._bar(bar, top) for bar in row.bars if bar.start != bar.end]
             reach = max([self.scale.at(0), *(self._edges(bar)[1] for bar in row.bars)])
+            if row.interval is not None:
+                parts.append(self._interval(row.interval, top + _BAR / 2))
+                reach = max(reach, self.scale.at(row.interval[1]))
             classes = "value soft" if row.words == UNKNOWN else "value"
             parts.append(text(reach + 6, top + _BAR - 4, row.words, SIZE, classes=classes))
         return "".join(parts)
+
+    def _interval(self, ends: tuple[float, float], y: float) -> str:
+        low, high = (number(self.scale.at(end)) for end in ends)
+        tips = "".join(f"M{x} {number(y - _TIP)}V{number(y + _TIP)}" for x in (low, high))
+        return f'<path class="interval" d="M{low} {number(y)}H{high}{tips}"></path>'
 
     def _edges(self, bar: _Bar) -> tuple[float, float]:
         left, right = sorted((self.scale.at(bar.start), self.scale.at(bar.end)))
@@ -196,6 +207,8 @@ def _groups(chart: BarChart, hues: Hues, holes: Sequence[bool]) -> list[list[_Ro
 
     `holes` tells the categories of which a part is not known.
     """
+    if chart.interval:
+        return _with_intervals(chart, hues)
     series_hues = _series_hues(chart, hues)
     own = hues.of(chart.categories) if len(chart.series) == 1 and hues.know(chart.categories) else None
     groups = []
@@ -208,6 +221,35 @@ def _groups(chart: BarChart, hues: Hues, holes: Sequence[bool]) -> list[list[_Ro
         else:
             groups.append([_single(chart, *bar) for bar in zip(values, colours, tooltips, strict=True)])
     return groups
+
+
+def _with_intervals(chart: BarChart, hues: Hues) -> list[list[_Row]]:
+    """The bars of all other series, and below them one for the figure that is estimated."""
+    others = _without_interval(chart)
+    groups = _groups(others, hues, _holes(others)) if others.series else [[] for _ in chart.categories]
+    by_name = {series.name: series.values for series in chart.series}
+    low, *expected, high = (by_name[name] for name in chart.interval)
+    hue = hues.of([*(series.name for series in others.series), _estimated(chart)])[-1]
+    for place, rows in enumerate(groups[:_MOST_CATEGORIES]):
+        least, most = low[place], high[place]
+        value = expected[0][place] if expected else None
+        row = _single(chart, value, hue, _tooltip(chart, chart.categories[place], chart.interval[1], value))
+        if least is not None and most is not None and (least != most or value is None):
+            words = f"{_figure(least, chart.kind)} to {_figure(most, chart.kind)}"
+            row = _Row(row.bars, words if value is None else f"{row.words} ({words})", (least, most))
+        rows.append(row)
+    return groups[:_MOST_CATEGORIES]
+
+
+def _without_interval(chart: BarChart) -> BarChart:
+    others = tuple(series for series in chart.series if series.name not in chart.interval)
+    return replace(chart, series=others, interval=())
+
+
+def _estimated(chart: BarChart) -> str:
+    """The key of the figure with an interval."""
+    low, *expected, high = chart.interval
+    return f"{expected[0]} ({low} to {high})" if expected else f"{low} to {high}"
 
 
 def _single(chart: BarChart, value: float | None, hue: int, tooltip: str) -> _Row:
@@ -247,6 +289,9 @@ def _left_out(chart: BarChart) -> tuple[str, ...]:
 
 def _keys(chart: BarChart, hues: Hues) -> list[Key]:
     """A single series needs no legend."""
+    if chart.interval:
+        names = [*(series.name for series in _without_interval(chart).series), _estimated(chart)]
+        return [Key(name, hue) for name, hue in zip(names, hues.of(names), strict=True)] if len(names) > 1 else []
     if len(chart.series) < 2:
         return []
     return [Key(series.name, hue) for series, hue in zip(chart.series, _series_hues(chart, hues), strict=True)]

@@ -94,8 +94,9 @@ class ShownListing:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A report or a chapter; `level` is its heading's. The first table is the answer and comes before charts.
+    """A report or a chapter; `level` is its heading's. The first table comes before charts.
 
+    Below an answer in words the first chart comes before it.
     A chapter shows its first table, its first chart and its warnings; the rest is behind a line that names it.
     """
 
@@ -165,6 +166,8 @@ def contents(section: Section) -> tuple[ContentsEntry, ...]:
     if section.sections:
         return tuple(_entry(inner) for inner in section.sections)
     items: list[ShownChart | ShownTable] = [*section.tables[:1], *section.charts, *section.tables[1:]]
+    if section.answer:
+        items = [*section.charts[:1], *section.tables[:1], *section.charts[1:], *section.tables[1:]]
     return tuple(ContentsEntry(item.id, _entry_title(item.title), 0) for item in items if item.title)
 
 

@@ -23,6 +23,7 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 
 _EXACT_IN_JAVASCRIPT = 2**53 - 1
 _BYTES_MOVED = "bytes_moved"
+_NEEDS = ("weight_bytes", "parameters", RESIDENT, "cache_bytes")
 
 Data = dict[str, Any]  # of plain values, as JSON has them
 
@@ -98,8 +99,11 @@ def _in_format(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...]
         moved = _figure(cell, _BYTES_MOVED)
         return {**_needs(cell.needs), _BYTES_MOVED: moved[0] if moved else None, PEAK: _figure(cell, PEAK)}
     rebuilt = _RebuiltIn(own.program, own.region, own.sampled, wanted, phases, phase)
-    costs = rebuilt.fit(lambda graph: {name: costs_of(graph)[name] for name in (_BYTES_MOVED, PEAK)}).forms
-    needs, peak = _needs(need_forms(rebuilt)), costs.get(PEAK)
+    try:
+        costs = rebuilt.fit(lambda graph: {name: costs_of(graph)[name] for name in (_BYTES_MOVED, PEAK)}).forms
+        needs, peak = _needs(need_forms(rebuilt)), costs.get(PEAK)
+    except NoRule:  # of another phase, in which the cache is found too, somewhere in this cell
+        return {**dict.fromkeys((*_NEEDS, _BYTES_MOVED, PEAK, "necessary")), "policy": cell.needs.policy}
     # Weights in another format leave the activations and the cache as they are.
     is_as_stored = wanted.cache is None
     return {
@@ -111,8 +115,7 @@ def _in_format(cell: FunctionCell, phase: str, phases: tuple[PhaseFunction, ...]
 
 
 def _needs(needs: NeedForms) -> Data:
-    names = ("weight_bytes", "parameters", RESIDENT, "cache_bytes")
-    known: Data = {name: None if name in needs.by_point else _known(getattr(needs, name)) for name in names}
+    known: Data = {name: None if name in needs.by_point else _known(getattr(needs, name)) for name in _NEEDS}
     return {**known, "policy": needs.policy, "necessary": _necessary(needs)}
 
 

@@ -488,6 +488,7 @@ def _charts(stages: Sequence[StageTime], device: Device) -> tuple[Chart, ...]:
             Series("high", tuple(stage.wall.high for stage in stages)),
         ),
         kind=Kind.SECONDS,
+        interval=("low", *(series.name for series in _expected_series(stages)), "high"),
         caption=f"{bound_claim(device, stages)}; a run is expected to take between low and high.",
     )
     dtype = main_dtype(stages)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from llm_perf_opt.core.units import format_bytes, format_short_count
 from llm_perf_opt.timing.step.engine_blocks import DecoderPart, EngineExperts, EngineMatmul, Split
 from llm_perf_opt.training.model_shape import ModelShape, is_gated
 from llm_perf_opt.training.training_run import FULL, QLORA, Shard, TrainingRun
@@ -38,12 +39,15 @@ class HeldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMemory:
-    """The fullest rank at its fullest moment, in bytes of allocated tensors.
+    """The fullest rank at its fullest moment, in bytes of allocated tensors; `moments` has all, in order of time.
 
+    `made_of` says which tensors they are.
     `reserved_allowance` is what PyTorch's allocator keeps beyond them, `context_bytes` what CUDA and NCCL take.
     """
 
     by_kind: Mapping[HeldKind, float]
+    made_of: Mapping[HeldKind, str]
+    moments: Mapping[str, Mapping[HeldKind, float]]
     moment: str
     stage: int
     reserved_allowance: float
@@ -80,6 +84,8 @@ def _of_stage(shape: ModelShape, run: TrainingRun, stage: int) -> TrainingMemory
     by_kind = {kind: moments[moment].get(kind, 0.0) for kind in HeldKind}
     return TrainingMemory(
         by_kind=by_kind,
+        made_of=_made_of(shape, run, stage),
+        moments=moments,
         moment=moment,
         stage=stage,
         reserved_allowance=_RESERVED_SHARE * sum(by_kind.values()) + _RESERVED_BYTES,
@@ -95,6 +101,7 @@ def _moments(
     saved = layer.kept * layers * _in_flight(run, stage)
     gradients = static[HeldKind.GRADIENTS]
     held = {**static, HeldKind.GRADIENTS: gradients if run.micro_batches > 1 else 0.0}
+    yield "before the forward", held
     gathered, layer_gradients = _gathered(shape, run, numbers)
     working = layer.working + layer_gradients + _dequantised(shape, run)
     if stage == run.plan.pp - 1:
@@ -109,6 +116,25 @@ def _moments(
         {**static, HeldKind.ACTIVATIONS: last, HeldKind.WORKING: working + recomputed, HeldKind.GATHERED: gathered},
     )
     yield "optimizer", {**static, HeldKind.WORKING: 0.0}
+
+
+def _made_of(shape: ModelShape, run: TrainingRun, stage: int) -> Mapping[HeldKind, str]:
+    """The tensors of each kind, in words."""
+    layer, layers = layer_activations(shape, run), shape.layers / run.plan.pp
+    flights = _in_flight(run, stage)
+    batches = "" if flights == 1 else f" x {flights:.3g} micro batches"
+    kept = "inputs of layers" if run.recompute == "full" else "inputs of the ops of layers"
+    share = f"this rank's share of {format_short_count(shape.parameters)} parameters"
+    return {
+        HeldKind.WEIGHTS: share,
+        HeldKind.GRADIENTS: "of the trained weights of this rank",
+        HeldKind.STATES: f"{run.optimizer}, of the trained weights of this rank",
+        HeldKind.ACTIVATIONS: f"{kept}: {layers:.3g} layers x {format_bytes(round(layer.kept))}{batches}",
+        HeldKind.GATHERED: "whole weights of the layers at work, embedding and head",
+        HeldKind.LOGITS: f"{run.rank_tokens / run.plan.tp:,.0f} tokens x {shape.vocabulary:,} words, their loss "
+        "and gradients",
+        HeldKind.WORKING: "results of the ops of one layer, and its gradients",
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.core.report import Cell, Column, Kind, Level, Note, Report, Table, counted, three_digits
+from llm_perf_opt.core.report import (
+    BarChart,
+    Cell,
+    Column,
+    Kind,
+    Level,
+    Note,
+    Report,
+    Series,
+    Table,
+    counted,
+    three_digits,
+)
 from llm_perf_opt.core.units import format_bytes, format_seconds
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.training.model_flops import conventions, necessary_flops, necessary_name
 from llm_perf_opt.training.model_shape import ModelShape
+from llm_perf_opt.training.rank_memory import HeldKind
 from llm_perf_opt.training.search import Candidate, FasterRun, RunChange
 from llm_perf_opt.training.step_kernels import Phase
 from llm_perf_opt.training.training_run import TrainingRun
@@ -59,6 +72,7 @@ def report_of(trained: Trained) -> Report:
         title=f"{trained.model}: {best.run.method} on {best.run.cluster}",
         answer=tuple(answer_lines(trained)),
         tables=tuple(tables),
+        charts=tuple(_charts(best)),
         notes=(*trained.notes, *_notes(best)),
     )
 
@@ -151,16 +165,51 @@ _TIMED = "kernels and collectives of one step of a rank (docs/evidence/training-
 
 def _memory_table(best: Candidate) -> Table:
     memory, device = best.memory, best.run.cluster.device
-    rows: list[tuple[Cell, ...]] = [(str(kind), round(size)) for kind, size in memory.by_kind.items() if size]
-    rows += [
-        (f"needed, fullest at: {memory.moment}", round(memory.needed)),
-        ("allowance for reserved memory (allocator)", round(memory.reserved_allowance)),
-        ("allowance for CUDA and NCCL", round(memory.context_bytes)),
-        ("taken", round(memory.taken)),
-        (f"memory of {device.id}", device.memory_bytes),
+    rows: list[tuple[Cell, ...]] = [
+        (str(kind), round(size), memory.made_of[kind]) for kind, size in memory.by_kind.items() if size
     ]
-    columns = (Column("kind"), Column("bytes", Kind.BYTES))
+    rows += [
+        (f"needed, fullest at: {memory.moment}", round(memory.needed), "all of the above"),
+        ("allowance for reserved memory", round(memory.reserved_allowance), "blocks that PyTorch's allocator keeps"),
+        ("allowance for CUDA and NCCL", round(memory.context_bytes), "context, kernels, buffers of communicators"),
+        ("taken", round(memory.taken), "as nvidia-smi would show it"),
+        (f"memory of {device.id}", device.memory_bytes, ""),
+    ]
+    columns = (Column("kind"), Column("bytes", Kind.BYTES), Column("tensors"))
     return Table(title=MEMORY, columns=columns, rows=tuple(rows), origin=f"{_FULLEST}; the GPU's is its data sheet's")
+
+
+def _charts(best: Candidate) -> Iterator[BarChart]:
+    """Memory from moment to moment of a step, and its time from phase to phase."""
+    memory, device = best.memory, best.run.cluster.device
+    names = [f"{name}: the peak" if name == memory.moment else name for name in memory.moments]
+    held = [kind for kind in HeldKind if any(moment.get(kind) for moment in memory.moments.values())]
+    yield BarChart(
+        title="Memory over a step",
+        categories=tuple(names),
+        series=tuple(
+            Series(str(kind), tuple(round(moment.get(kind, 0.0)) for moment in memory.moments.values()))
+            for kind in held
+        ),
+        kind=Kind.BYTES,
+        is_stacked=True,
+        caption=f"Allocated tensors of the fullest GPU, in order of time. Next to them {device.id} holds "
+        f"{format_bytes(memory.taken - memory.needed)} of allowances, and has {format_bytes(device.memory_bytes)}.",
+    )
+    if best.time is None:
+        return
+    bands = {str(phase): band for phase, band in best.time.phases.items() if band.high > 0}
+    yield BarChart(
+        title="Time of a step",
+        categories=tuple(bands),
+        series=(
+            Series("low", tuple(band.low for band in bands.values())),
+            Series("expected", tuple(band.expected for band in bands.values())),
+            Series("high", tuple(band.high for band in bands.values())),
+        ),
+        kind=Kind.SECONDS,
+        interval=("low", "expected", "high"),
+    )
 
 
 def _times(trained: Trained) -> Iterator[Table]:

@@ -105,7 +105,7 @@ export function rooflineChart({ gpu, ranks, phases, times }) {
         Plot.gridY({ stroke: "currentColor", strokeOpacity: 0.12, ticks: 5 }),
         Plot.line(roof, { x: "x", y: "y", stroke: "currentColor", strokeWidth: 1.5 }),
         Plot.dot(points, { x: "x", y: "y", r: 6, fill: ({ name }) => (name === "decode" ? "var(--bar-0)" : "var(--bar-3)") }),
-        Plot.text(points, { x: "x", y: "y", text: "name", dy: -13, fill: "currentColor" }),
+        Plot.text(points, { x: "x", y: "y", text: "name", dy: 14, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4 }),
       ],
     },
     words,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from llm_perf_opt.core.report import (
     Axis,
+    BarChart,
     Cell,
     Chart,
     Column,
@@ -13,6 +15,7 @@ from llm_perf_opt.core.report import (
     Line,
     LineChart,
     Mark,
+    Series,
     Table,
     counted,
     listed,
@@ -324,6 +327,25 @@ def bands_table(fleet: SizedFleet, demand: Demand) -> Table:
         columns=(*columns, *figures),
         rows=tuple(rows),
         witnesses=lambda row, place: traced[row][place - 2],
+    )
+
+
+def times_chart(fleet: SizedFleet, demand: Demand) -> BarChart | None:
+    """The same times as bars; no chart where none is asked for."""
+    rows = [row for row in bands_table(fleet, demand).rows if row[3] is not None]
+    names = tuple(f"{time}, {of}" for time, of, *_ in rows)
+    series = (
+        Series(name, tuple(cast("float", row[place]) for row in rows))
+        for place, name in ((3, "low"), (2, "expected"), (4, "high"))
+    )
+    if not rows:
+        return None
+    return BarChart(
+        title=f"TTFT and TPOT on {fleet.gpus} x {fleet.device}",
+        categories=names,
+        series=tuple(series),
+        kind=Kind.SECONDS,
+        interval=("low", "expected", "high"),
     )
 
 
