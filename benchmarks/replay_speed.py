@@ -90,7 +90,9 @@ def bare_sglang_loop(scheduler: Any, traffic: Traffic, replayed: Any) -> float:
 
     def forward(batch: Any, **_: Any) -> Any:
         state.step += 1
-        return GenerationBatchResult(next_token_ids=torch.full((len(batch.reqs),), 7), can_run_cuda_graph=False)
+        return GenerationBatchResult(
+            next_token_ids=torch.full((len(batch.reqs),), worker.token), can_run_cuda_graph=False
+        )
 
     def receive(local_reqs: Any = None) -> list[Any]:
         is_idle = scheduler.last_batch is None and scheduler.is_fully_idle()

@@ -71,6 +71,7 @@ class Case:
         return Traffic(requests=tuple(made), origin="seeded")
 
 
+_WAVES = (*(0,) * 9, 500)  # after each retraction SGLang is careful, until it was idle
 CASES = {
     "single": Case(requests=1, longest_answer=120),
     "burst": Case(gaps=(0,)),
@@ -78,15 +79,22 @@ CASES = {
     "chunked": Case(tokens=128, longest_prompt=1500, requests=30),
     "prefix": Case(prefixes=4),
     "prefix-tight": Case(prefixes=4, cache=2000),
-    "retraction": Case(cache=2600, longest_answer=300, requests=40, more={"schedule_conservativeness": 0.1}),
+    "retraction": Case(
+        cache=1200,
+        longest_prompt=150,
+        longest_answer=300,
+        gaps=_WAVES,
+        more={"schedule_conservativeness": 0.1},
+    ),
     "mixed-outputs": Case(longest_answer=200, longest_prompt=100, requests=50),
     "closed-loop": Case(concurrency=6),
     "few-running": Case(sequences=3, requests=40),
     "no-overlap": Case(more={"disable_overlap_schedule": True}),
     "no-overlap-retraction": Case(
-        cache=2600,
+        cache=1200,
+        longest_prompt=150,
         longest_answer=300,
-        requests=40,
+        gaps=_WAVES,
         more={"schedule_conservativeness": 0.1, "disable_overlap_schedule": True},
     ),
     "no-prefix-cache": Case(prefixes=4, more={"disable_radix_cache": True}),

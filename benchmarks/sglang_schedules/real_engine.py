@@ -92,7 +92,9 @@ class WaitingWorker(VirtualWorker):
         self.step = self.told.launch(STEP_S * self._chance.uniform(0.7, 1.0) + 5e-6 * count)
         if not self.scheduler.enable_overlap:
             self.told.wait(self.step)
-        return GenerationBatchResult(next_token_ids=torch.full((len(batch.reqs),), 7), can_run_cuda_graph=False)
+        return GenerationBatchResult(
+            next_token_ids=torch.full((len(batch.reqs),), self.token), can_run_cuda_graph=False
+        )
 
     def event(self) -> Any:
         return RealEvent(self.told, self.step)

@@ -127,8 +127,10 @@ def read_compared(version: str, folder: Path = FOLDER) -> dict[str, Digests]:
 
 
 def write_compared(version: str, comparisons: list[Comparison], folder: Path = FOLDER) -> None:
-    """Keep what these replays were."""
-    document = {comparison.case: plain_values(comparison.replayed) for comparison in comparisons}
+    """Keep what these replays were, next to those of other cases."""
+    kept = read_compared(version, folder) if compared_path(version, folder).exists() else {}
+    found = {**kept, **{comparison.case: comparison.replayed for comparison in comparisons}}
+    document = {case: plain_values(digests) for case, digests in found.items()}
     write_whole(compared_path(version, folder), [(json.dumps(document, indent=1, sort_keys=True) + "\n").encode()])
 
 

@@ -1,4 +1,4 @@
-"""Token ids of prompts: those of two requests are equal where they share a prefix or a block, and nowhere else."""
+"""Token ids of prompts: two prompts are equal where their requests share a prefix or a block, and nowhere else."""
 
 from __future__ import annotations
 

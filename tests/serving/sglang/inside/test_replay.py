@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.records import CONFIGS
 from benchmarks.vllm_schedules.cases import FOLDER, H100
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
@@ -101,7 +103,7 @@ def in_flight_by_time(found: Replayed) -> float:
     requests = found.requests
     events = sorted([(at, 1) for at in requests.arrival_s] + [(at, -1) for at in requests.last_token_s])
     inside, area = 0, 0.0
-    for (at, change), (until, _) in zip(events, events[1:], strict=False):
+    for (at, change), (until, _) in pairwise(events):
         inside += change
         area += inside * (until - at)
     return area / found.seconds
@@ -148,6 +150,8 @@ def test_a_quantised_model_with_windows_is_replayed(process: ReplayProcess) -> N
         ({"settings": replace(SETTINGS, plan=ParallelPlan(pp=2))}, "pipelines"),
         ({"settings": replace(SETTINGS, plan=ParallelPlan(attention_dp=2))}, "attention of their own"),
         ({"settings": replace(SETTINGS, cache_dtype="int8_per_token_head")}, "type of cache"),
+        ({"settings": replace(SETTINGS, model=str(CONFIGS / "qwen3.5-397b-a17b"))}, "recurrent states"),
+        ({"settings": replace(SETTINGS, model=str(CONFIGS / "glm-5"))}, "sparse indexer"),
         ({"has_jumps": True}, "speculation"),
         (
             {"traffic": Traffic(requests=(replace(request(0), images=(ImageSpan(offset=0, tokens=4, name="i"),)),))},
@@ -155,7 +159,7 @@ def test_a_quantised_model_with_windows_is_replayed(process: ReplayProcess) -> N
         ),
         ({"traffic": Traffic(requests=(request(0, prompt_tokens=3000),))}, "does not take request"),
     ],
-    ids=["pipeline", "groups", "cache", "jumps", "images", "long"],
+    ids=["pipeline", "groups", "cache", "recurrent", "sparse", "jumps", "images", "long"],
 )
 def test_what_is_not_done_is_refused_with_its_reason(
     process: ReplayProcess, change: dict[str, object], why: str

@@ -53,7 +53,7 @@ def arguments(settings: EngineSettings) -> dict[str, Any]:
         "device": "cpu",
         "load_format": "dummy",
         "skip_tokenizer_init": True,
-        "attention_backend": "torch_native",
+        "attention_backend": "triton",  # which no model refuses, and which never runs
         "sampling_backend": "pytorch",
         "disable_cuda_graph": True,
         "page_size": 1,

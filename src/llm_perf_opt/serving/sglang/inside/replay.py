@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
 from llm_perf_opt.serving.engine_process.jobs import ReplayJob, read_message
 from llm_perf_opt.serving.engine_process.no_collector import no_collector
 from llm_perf_opt.serving.engine_process.prompts import PromptWriter
@@ -15,6 +16,7 @@ from llm_perf_opt.serving.engine_process.step_time import step_time_of
 from llm_perf_opt.serving.requests import Replayed
 
 Report = Callable[[str], None]
+_STATES = frozenset({"mamba_d_state", "ssm_state_size", "state_size", "linear_attn_config"})  # keys of recurrent layers
 _made: list[Any] = []
 
 
@@ -37,12 +39,13 @@ def answers(job_file: Path, report: Report) -> list[Replayed]:
 
 def require_replayable(job: ReplayJob) -> None:
     """Refuse what this replay does not do, with the reason."""
-    plan = job.settings.plan
+    plan, pools = job.settings.plan, _further_pools(Path(job.settings.model) / "config.json")
     for is_asked, what, why in (
         (plan.pp > 1, "pipelines", "each stage has a scheduler of its own there"),
         (plan.attention_dp > 1, "groups with attention of their own", "their schedulers agree on every step"),
         (job.settings.cache_dtype not in ("auto", "fp8", "bfloat16"), "this type of cache", "its own are others"),
         (job.replicas > 1, "several replicas in one job", "its router is another program"),
+        (bool(pools), f"a cache with {pools}", "their pool shares the memory with keys and values, and is not sized"),
         (job.has_jumps or job.acceptance is not None, "speculation", "its draft workers run models"),
         (any(request.images for request in job.traffic.requests), "images", "its processors need pixels"),
     ):
@@ -50,6 +53,16 @@ def require_replayable(job: ReplayJob) -> None:
             raise UsageError(
                 f"SGLang's replay does not do {what}.", why=why, fix="leave that out, or replay with --engine vllm"
             )
+
+
+def _further_pools(file: Path) -> str:
+    """What a model of this configuration keeps besides keys and values; nothing for most."""
+    config = read_foreign_json(file, MODEL_FILE) if file.is_file() else {}
+    text = config.get("text_config", config)
+    if "index_topk" in text:
+        return "keys of a sparse indexer"
+    is_recurrent = "linear_attention" in text.get("layer_types", ()) or not _STATES.isdisjoint(text)
+    return "recurrent states" if is_recurrent else ""
 
 
 def replay(scheduler: Any, job: ReplayJob) -> Replayed:

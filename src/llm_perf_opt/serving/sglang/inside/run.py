@@ -1,4 +1,4 @@
-"""The run: SGLang's own event loop, which asks for requests in every turn and gets those whose time has come."""
+"""The run: SGLang's own event loop, which asks for requests in every turn and gets what has come by then."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Client:
             yield engine_request(request, self._writer)
 
     def processed(self, batch: Any) -> None:
-        """Note whose first token came with a batch of prompts."""
+        """Note the first token of each request in a batch of prompts."""
         for req in batch.reqs:
             if req.output_ids:
                 self._first_s.setdefault(req.rid, self._clock.now)
@@ -123,8 +123,11 @@ class Client:
 
 
 def engine_request(request: Request, writer: PromptWriter) -> Any:
-    """What SGLang's tokenizer hands to its scheduler. The answer has its full length: no token ends it before."""
-    sampling = SamplingParams(max_new_tokens=request.output_tokens, temperature=0.0, ignore_eos=True)
+    """What SGLang's tokenizer hands to its scheduler. The answer has its full length: no token ends it before.
+
+    It could end before as far as SGLang knows. Told to `ignore_eos`, it would reserve the cache of whole answers.
+    """
+    sampling = SamplingParams(max_new_tokens=request.output_tokens, temperature=0.0)
     sampling.normalize(None)
     return TokenizedGenerateReqInput(
         rid=request.id,

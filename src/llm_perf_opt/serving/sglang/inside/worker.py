@@ -19,7 +19,6 @@ from llm_perf_opt.serving.engine_process.clock import Clock, EngineLoad, Stages,
 from llm_perf_opt.serving.engine_process.step_time import Batch, NewInStep, StepTime
 from llm_perf_opt.serving.engine_settings import EngineSettings
 
-TOKEN = 7  # what every step samples; its value decides nothing
 _CPU, _ONE_NUMBER = "cpu", {"head_num": 1, "head_dim": 1}
 _MOST_SEQUENCES = (2048, 4096)  # SGLang's own bounds where nobody states how many may run
 
@@ -69,6 +68,8 @@ class VirtualWorker:
         self.graph_memory_usage: dict[str, float] = {}
         self.graph_time_usage: dict[str, float] = {}
         self.model_config = ModelConfig.from_server_args(server_args)
+        ends = self.model_config.hf_eos_token_id or ()
+        self.token = next(token for token in range(7, 7 + len(ends) + 1) if token not in ends)  # what steps sample
         self.is_hybrid_swa = bool(self.model_config.is_hybrid_swa)
         self.sliding_window_size = self.model_config.sliding_window_size if self.is_hybrid_swa else None
         self._page = server_args.page_size
@@ -154,7 +155,7 @@ class VirtualWorker:
         self.log.add(start_s, self._ends_s, seconds, found, self._load())
         if not self._scheduler.enable_overlap:
             self.clock.wait_until(self._ends_s)
-        sampled = torch.full((len(batch.reqs),), TOKEN, dtype=torch.int64)
+        sampled = torch.full((len(batch.reqs),), self.token, dtype=torch.int64)
         return GenerationBatchResult(next_token_ids=sampled, can_run_cuda_graph=False)
 
     def event(self) -> DueEvent:
