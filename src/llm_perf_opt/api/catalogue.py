@@ -243,19 +243,20 @@ class InstallationAnswer(Answer):
     def _engine_table(self) -> Table:
         columns = (Column("engine"), Column("version"), Column("its Python"), Column("verdict"))
         rows = tuple(
-            (found.engine.name, found.version or "-", found.python or "-", found.verdict) for found in self.engines
+            (installed.engine.name, installed.version or "-", installed.python or "-", installed.verdict)
+            for installed in self.engines
         )
         return Table(title="Engines, each in its own Python", columns=columns, rows=rows)
 
     def _engine_notes(self) -> Iterator[Note]:
-        for found in self.engines:
-            if found.version is None:
-                yield Note(f"{found.engine.name}: {found.problem}")
-            elif not found.is_checked:
-                checked = ", ".join(checked_version.version for checked_version in checked_versions(found.engine))
+        for installed in self.engines:
+            if installed.version is None:
+                yield Note(f"{installed.engine.name}: {installed.problem}")
+            elif not installed.is_checked:
+                checked = ", ".join(checked_version.version for checked_version in checked_versions(installed.engine))
                 yield Note(
-                    f"{found.engine.name}: replays were checked against the real engine in versions {checked}, but not "
-                    f"{found.version}.",
+                    f"{installed.engine.name}: replays were checked against the real engine in versions {checked}, but not "
+                    f"{installed.version}.",
                     Level.WARNING,
                 )
 
@@ -273,14 +274,14 @@ def doctor() -> InstallationAnswer:
 
 def _engine(engine: EngineRecipe) -> EngineFound:
     try:
-        found = find(engine)
+        installed = find(engine)
     except PerfOptError as error:
         return EngineFound(engine=engine, problem=f"{error.what} {error.fix[:1].upper()}{error.fix[1:]}")
     return EngineFound(
         engine=engine,
-        python=str(found.python),
-        version=found.version,
-        is_checked=is_checked(found.release, engine),
+        python=str(installed.python),
+        version=installed.version,
+        is_checked=is_checked(installed.release, engine),
     )
 
 

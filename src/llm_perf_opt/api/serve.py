@@ -113,7 +113,7 @@ class ServeAnswer(Answer):
 
     def report(self) -> Report:
         """The answer, GPUs side by side, the times of the best, where its step goes, every plan, and the frontier."""
-        best = self.best
+        best, seconds = self.best, self.step_seconds
         shown = (choices_table(self.fleets, self.demand),) if self.fleets else ()
         charts = (frontier_chart(self.plans, best), None if best is None else times_chart(best, self.demand))
         return Report(
@@ -123,11 +123,7 @@ class ServeAnswer(Answer):
                 *shown,
                 *((replayed_table(self.replayed, self.demand),) if self.replayed else ()),
                 *((bands_table(best, self.demand),) if best is not None else ()),
-                *(
-                    (shares_table(self.step_seconds, f"{best.device} {best.plan}"),)
-                    if best and self.step_seconds
-                    else ()
-                ),
+                *((shares_table(seconds, f"{best.device} {best.plan}"),) if best and seconds else ()),
                 *((plans_table(self.plans),) if self.plans else ()),
             ),
             notes=tuple(self._notes()),
@@ -415,24 +411,22 @@ def _replayed(
     from llm_perf_opt.serving.capacity.replays import Replays
     from llm_perf_opt.serving.engine_process.environment import ENGINES as OWN_SCHEDULERS
 
-    chosen = [fleet for fleet in fleets if fleet.broken is None and fleet.engine in OWN_SCHEDULERS]
+    chosen = [fleet for fleet in fleets if fleet.broken is None and fleet.engine in OWN_SCHEDULERS][:_MOST_REPLAYED]
     if not chosen:
         return ()
     outcomes = []
     with engine_folder(origin, model) as folder, ExitStack() as cleanup:
         opened = {
             name: cleanup.enter_context(Replays(folder, OWN_SCHEDULERS[name]))
-            for name in {fleet.engine for fleet in chosen[:_MOST_REPLAYED]}
+            for name in {fleet.engine for fleet in chosen}
         }
-        for fleet in chosen[:_MOST_REPLAYED]:
+        for fleet in chosen:
             at_once = fleet.demand.users or fleet.replicas * fleet.state.sequences
-            own = (
-                replace(declared, requests=_ROUNDS * at_once, concurrency=at_once)
-                if declared.arrivals is None
-                else replace(declared, requests=max(_SAMPLE, _ROUNDS * at_once))
-            )
+            own = replace(declared, requests=max(_SAMPLE, _ROUNDS * at_once))
+            if declared.arrivals is None:
+                own = replace(declared, requests=_ROUNDS * at_once, concurrency=at_once)
+            requests = own.traffic(fleet.candidate.served.page_tokens)
             candidate = replace(fleet.candidate, replicas=fleet.replicas)
-            requests = own.traffic(candidate.served.page_tokens)
             outcomes.append((fleet, opened[fleet.engine].outcome(candidate, requests)))
     return tuple(outcomes)
 

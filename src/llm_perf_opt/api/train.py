@@ -140,21 +140,24 @@ def train(
         offloads=offload,
         has_own_attention=precision != "bf16",
     )
-    shape = shape_of(str(model), trust_remote_code=trust_remote_code)
-    _refuse_positions(str(model), shape.learnt_positions, seq)
+    shape = _shape_for(str(model), seq, trust_remote_code)
     base = base if compiled else _with_traced_layer(base, model, shape, trust_remote_code)
     candidates = fastest(shape, base, fixed, clock := StepClock.of(cluster))
     faster = made_faster(shape, candidates[0], clock, is_plan_free=plan is not None)
     return _answer(str(model), shape, candidates, faster, tokens, measured_tokens_per_s, prices)
 
 
-def _refuse_positions(model: str, learnt: int | None, sequence: int) -> None:
+def _shape_for(model: str, sequence: int, trusts_code: bool) -> ModelShape:
+    """The shape of a model that takes this number of tokens."""
+    shape = shape_of(model, trust_remote_code=trusts_code)
+    learnt = shape.learnt_positions
     if learnt is not None and sequence > learnt:
         raise UsageError(
             f"{model} does not train on {sequence:,} tokens.",
             why=f"it has learnt {learnt:,} positions, and no other has a meaning",
             fix=f"--seq {learnt}",
         )
+    return shape
 
 
 def _with_traced_layer(run: TrainingRun, model: str | Path, shape: ModelShape, trusts_code: bool) -> TrainingRun:

@@ -42,14 +42,14 @@ def kept_in_store(kind: str, record: Any) -> Callable[[Callable[_Asked, _Found]]
             first, *others = given.arguments.values()
             graphs = (first,) if isinstance(first, CallGraph) else tuple(first)
             digests = [graph.content_digest for graph in graphs]
-            found: _Found = stored_record(
+            finding: _Found = stored_record(
                 kind,
                 None if None in digests else {"graphs": digests, "with": list(map(repr, others))},
                 f"{graphs[0].model}, {', '.join(graph.phase for graph in graphs)}",
                 record,
                 lambda: function(*args, **options),
             )
-            return found
+            return finding
 
         return kept
 

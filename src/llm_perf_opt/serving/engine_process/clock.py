@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from llm_perf_opt.serving.engine_process.step_time import Batch
@@ -85,3 +88,14 @@ class StepLog:
         """The step that was added last takes so much longer."""
         self.steps.duration_s[-1] += seconds
         self.busy_s += seconds
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """No collection of cycles, which takes a fifth of a replay's time: requests go by the count of their references."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -208,11 +208,11 @@ def _without_scaling(system: str, columns: Columns) -> Columns:
 def _scaling(system: str, engine: str) -> Grid | None:
     """Log seconds in which an engine finds the scale of an input and applies it, over its rows and depth."""
     tables = [newest(system, name, engine) for name in _SCALING]
-    found = [read_rows(table, ("m", "k"), where="quant_dtype = 'fp8'") for table in tables if table is not None]
-    if len(found) < len(_SCALING) or not all(len(columns["seconds"]) for columns in found):
+    parts = [read_rows(table, ("m", "k"), where="quant_dtype = 'fp8'") for table in tables if table is not None]
+    if len(parts) < len(_SCALING) or not all(len(columns["seconds"]) for columns in parts):
         return None
     total: dict[tuple[int, int], float] = {}
-    for columns in found:
+    for columns in parts:
         for at in zip(columns["m"].tolist(), columns["k"].tolist(), columns["seconds"].tolist(), strict=True):
             total[at[:2]] = total.get(at[:2], 0.0) + at[2]
     levels = [np.unique(axis, return_inverse=True) for axis in np.array(list(total), np.float64).T]

@@ -162,7 +162,7 @@ class EngineTimer:
         """The time of each forward."""
         rates = self._rates
         if isinstance(rates, DataSheetRates):
-            kernels = self._kept.of(_asked(forwards), lambda: ForwardKernels([list(one.kernels()) for one in forwards]))
+            kernels = self._kept.of(_asked(forwards), lambda: ForwardKernels([list(ran.kernels()) for ran in forwards]))
             return _summed(kernels, kernels.by_data_sheet(rates))
         # Whole modules first: whether a table has them decides which other kernels a forward launches.
         rates.learn(
@@ -175,11 +175,11 @@ class EngineTimer:
 
 def _asked(forwards: Sequence[RankForward]) -> Hashable:
     """The forwards, with blocks that many share compared once."""
-    blocks = {id(one.blocks): one.blocks for one in forwards}
+    blocks = {id(ran.blocks): ran.blocks for ran in forwards}
     number_of = {shared: number for number, shared in enumerate(blocks)}
     return (
         tuple(blocks.values()),
-        tuple((number_of[id(one.blocks)], one.forward, one.plan, one.is_by_sequence) for one in forwards),
+        tuple((number_of[id(ran.blocks)], ran.forward, ran.plan, ran.is_by_sequence) for ran in forwards),
     )
 
 

@@ -32,7 +32,7 @@ class LaunchColumns:
 
 
 class ForwardKernels:
-    """The kernels of some forwards, those of the first before those of the second."""
+    """The kernels of some forwards, one forward after the other."""
 
     def __init__(self, of_forwards: Sequence[Sequence[Counted]]) -> None:
         self.forwards = len(of_forwards)

@@ -9,8 +9,8 @@ from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
 from llm_perf_opt.core.reading import MODEL_FILE, read_foreign_json
+from llm_perf_opt.serving.engine_process.clock import no_collector
 from llm_perf_opt.serving.engine_process.jobs import ReplayJob, read_message
-from llm_perf_opt.serving.engine_process.no_collector import no_collector
 from llm_perf_opt.serving.engine_process.prompts import PromptWriter
 from llm_perf_opt.serving.engine_process.step_time import step_time_of
 from llm_perf_opt.serving.requests import Replayed

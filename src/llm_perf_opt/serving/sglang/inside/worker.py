@@ -23,7 +23,7 @@ _CPU, _ONE_NUMBER = "cpu", {"head_num": 1, "head_dim": 1}
 _MOST_SEQUENCES = (2048, 4096)  # SGLang's own bounds where nobody states how many may run
 
 
-class NoStream:
+class IdleStream:
     """A stream of a device that is not there: nobody waits for it."""
 
     def wait_stream(self, other: object) -> None:
@@ -32,7 +32,7 @@ class NoStream:
     def synchronize(self) -> None:
         """No wait."""
 
-    def __enter__(self) -> NoStream:
+    def __enter__(self) -> IdleStream:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,7 @@ class VirtualWorker:
             model_config=self.model_config,
             spec_algorithm=SpeculativeAlgorithm.from_string(None),
             device=_CPU,
-            forward_stream=NoStream(),
+            forward_stream=IdleStream(),
             prewarm_sampling=lambda: None,
             attn_backend=None,
             canary_manager=None,
@@ -148,11 +148,11 @@ class VirtualWorker:
 
     def forward_batch_generation(self, batch: Any, **_: object) -> Any:
         """Launch a step. Without overlap the scheduler waits for its end, otherwise for an event."""
-        found = batch_of(batch)
-        seconds = self._step_time.seconds(found)
+        step = batch_of(batch)
+        seconds = self._step_time.seconds(step)
         self.clock.now += self._step_time.host_s
         start_s, self._ends_s = self._stages.launch(self.clock.now, seconds)
-        self.log.add(start_s, self._ends_s, seconds, found, self._load())
+        self.log.add(start_s, self._ends_s, seconds, step, self._load())
         if not self._scheduler.enable_overlap:
             self.clock.wait_until(self._ends_s)
         sampled = torch.full((len(batch.reqs),), self.token, dtype=torch.int64)

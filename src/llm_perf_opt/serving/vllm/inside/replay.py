@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.serving.engine_process.clock import no_collector
 from llm_perf_opt.serving.engine_process.jobs import ReplayJob, read_message
-from llm_perf_opt.serving.engine_process.no_collector import no_collector
 from llm_perf_opt.serving.engine_process.step_time import StepTime, step_time_of
 from llm_perf_opt.serving.requests import Replayed, Traffic
 from llm_perf_opt.serving.vllm.inside import platform
