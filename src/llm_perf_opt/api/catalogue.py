@@ -242,20 +242,17 @@ class InstallationAnswer(Answer):
 
     def _engine_table(self) -> Table:
         columns = (Column("engine"), Column("version"), Column("its Python"), Column("verdict"))
-        rows = tuple(
-            (installed.engine.name, installed.version or "-", installed.python or "-", installed.verdict)
-            for installed in self.engines
-        )
+        rows = tuple((own.engine.name, own.version or "-", own.python or "-", own.verdict) for own in self.engines)
         return Table(title="Engines, each in its own Python", columns=columns, rows=rows)
 
     def _engine_notes(self) -> Iterator[Note]:
-        for installed in self.engines:
-            if installed.version is None:
-                yield Note(f"{installed.engine.name}: {installed.problem}")
-            elif not installed.is_checked:
-                checked = ", ".join(checked_version.version for checked_version in checked_versions(installed.engine))
+        for own in self.engines:
+            if own.version is None:
+                yield Note(f"{own.engine.name}: {own.problem}")
+            elif not own.is_checked:
+                checked = ", ".join(checked_version.version for checked_version in checked_versions(own.engine))
                 yield Note(
-                    f"{installed.engine.name}: replays were checked against the real engine in versions {checked}, but not "
+                    f"{own.engine.name}: replays were checked against the real engine in versions {checked}, but not "
                     f"{installed.version}.",
                     Level.WARNING,
                 )
