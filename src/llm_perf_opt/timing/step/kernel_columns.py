@@ -32,7 +32,7 @@ class LaunchColumns:
 
 
 class ForwardKernels:
-    """The kernels of some forwards, those of the first before those of the second."""
+    """The kernels of some forwards in one list, forward after forward."""
 
     def __init__(self, of_forwards: Sequence[Sequence[Counted]]) -> None:
         self.forwards = len(of_forwards)
