@@ -253,7 +253,7 @@ class InstallationAnswer(Answer):
                 checked = ", ".join(checked_version.version for checked_version in checked_versions(own.engine))
                 yield Note(
                     f"{own.engine.name}: replays were checked against the real engine in versions {checked}, but not "
-                    f"{installed.version}.",
+                    f"{own.version}.",
                     Level.WARNING,
                 )
 
