@@ -15,7 +15,7 @@ class OneByOne:
 
     asked: list[ReplayJob]
 
-    def __init__(self, environment: object) -> None:
+    def __init__(self, environment: object, engine: object = None) -> None:
         OneByOne.asked = []
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity import replays as capacity_replays
 from llm_perf_opt.serving.capacity.replays import dealt
-from llm_perf_opt.serving.engine_process.environment import find
+from llm_perf_opt.serving.engine_process.environment import EngineRecipe, find
 from llm_perf_opt.serving.read_traffic import as_traffic
 from llm_perf_opt.serving.traffic_text import read_page_mix
 from tests.api.one_by_one import OneByOne
@@ -38,7 +38,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> type[OneByOne]:
     monkeypatch.setattr(capacity_replays, "ReplayProcess", OneByOne)
-    monkeypatch.setattr(capacity_replays, "find", lambda: None)
+    monkeypatch.setattr(capacity_replays, "find", lambda engine: None)
     return OneByOne
 
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
 
 
 def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def nothing() -> None:
+    def nothing(engine: EngineRecipe) -> None:
         raise PerfOptError("There is no vLLM to replay requests with.", why="none", fix="make it")
 
     monkeypatch.setattr(capacity_replays, "find", nothing)

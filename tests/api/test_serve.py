@@ -124,12 +124,14 @@ def test_experts_may_be_shared_by_groups(tmp_path: Path) -> None:
 
 
 @needs_tables
-def test_a_replay_stands_beside_the_steady_state(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_replay_stands_beside_the_steady_state(llama: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    asked = []
     monkeypatch.setattr(capacity_replays, "ReplayProcess", OneByOne)
-    monkeypatch.setattr(capacity_replays, "find", lambda: None)
-    answer = lpo.serve(llama, "l4", replay=True, **ASKED)
+    monkeypatch.setattr(capacity_replays, "find", lambda found: asked.append(found.name))
+    answer = lpo.serve(llama, "l4", replay=True, engine=engine, **ASKED)
     ((fleet, _),) = answer.replayed
-    assert fleet.device == "l4"
+    assert (fleet.device, fleet.engine, asked) == ("l4", engine, [engine])
     table = next(table for table in answer.report().tables if table.title.startswith("Steady state and replay"))
     assert [row[1] for row in table.rows][:2] == ["requests/s", "TTFT p50, s"]
 

@@ -70,7 +70,7 @@ def test_a_row_is_what_a_plan_under_that_traffic_says(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capacity_replays, "ReplayProcess", OneByOne)
-    monkeypatch.setattr(capacity_replays, "find", lambda: None)
+    monkeypatch.setattr(capacity_replays, "find", lambda engine: None)
     (task,) = tasks_of(file)
     outcome = run_task(task, str(tmp_path / "results"), run="0123abcd")
     assert (outcome.points, outcome.failed) == (6, 0)
@@ -98,7 +98,7 @@ def test_a_row_is_what_a_plan_under_that_traffic_says(
 
 
 def test_without_vllm_every_point_says_so(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
+    def missing(engine: object) -> None:
         raise PerfOptError("There is no vLLM to replay requests with.", why="it is not installed", fix="make it")
 
     monkeypatch.setattr(capacity_replays, "find", missing)

@@ -30,7 +30,8 @@ def python_that_says(path: Path, words: str) -> Path:
 
 @pytest.fixture
 def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(VLLM.variable, raising=False)
+    for engine in ENGINES.values():
+        monkeypatch.delenv(engine.variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", str(python_that_says(tmp_path / "own" / "python", "")))
 
