@@ -66,3 +66,13 @@ def test_a_hostile_name_adds_no_element(opened: Callable[[str], Any], name: str)
     hostile = driver.execute_script(PARTS)
     assert hostile[0] <= plain[0] and hostile[1] == plain[1]
     assert [entry["message"] for entry in driver.get_log("browser")] == []
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("hostile")])
+def test_a_long_name_makes_no_page_wider_than_a_phone(browser: Any, tmp_path: Path, name: str) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(PAGES[name](), encoding="utf-8")
+    resize(browser, (390, 844))
+    browser.get(page.as_uri())
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390

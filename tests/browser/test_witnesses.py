@@ -152,6 +152,7 @@ def test_every_figure_of_advice_and_of_training_opens_its_witness(page: Any, ser
     figures = driver.execute_script(CLICK)
     assert wrong(figures) == []
     assert len(figures) > 40
+    assert sum("= " in figure["text"] for figure in figures) > 8
     assert driver.execute_script(UNTRACED) == []
 
 
@@ -184,3 +185,45 @@ def test_a_page_to_explore_opens_each_witness(page: Any, served: Path, tmp_path:
     figures = driver.execute_script(CLICK)
     assert wrong(figures) == []
     assert len(figures) > 35
+
+
+FULL_SIZE = (
+    ("report", "deepseek-ocr"),
+    ("report", "Qwen/Qwen3-8B"),
+    ("serve", "Qwen/Qwen3-8B"),
+    ("serve", "deepseek-ai/DeepSeek-V3"),
+    ("graph", "deepseek-ocr"),
+    ("graph", "Qwen/Qwen3-30B-A3B"),
+    ("advise", "Qwen/Qwen3-8B"),
+    ("train", "Qwen/Qwen3-8B"),
+    ("explore", "Qwen/Qwen3-8B"),
+    ("explore", "openai/whisper-large-v3"),
+)
+
+
+def full_size_page(verb: str, model: str, page: Path) -> Path:
+    match verb:
+        case "report":
+            return lpo.trace(model).report(device="h100-sxm").save(page)
+        case "serve":
+            return lpo.serve(model, "h200-sxm,h100-sxm", input=2000, output=300, users=32).save(page)
+        case "graph":
+            return lpo.trace(model).graph().save(page)
+        case "advise":
+            return lpo.trace(model).advise("h100-sxm").save(page)
+        case "train":
+            return lpo.train(model, "8x h100-sxm").save(page)
+        case _:
+            tokens = (1, 256) if "whisper" in model else (1024, 8192)
+            return explore_page(lpo.sweep(model, users=(1, 64), input=tokens, points=2), page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verb", "model"), FULL_SIZE)
+def test_every_figure_of_a_full_size_page_opens_its_witness(page: Any, tmp_path: Path, verb: str, model: str) -> None:
+    driver = page(full_size_page(verb, model, tmp_path / "page.html"))
+    driver.set_script_timeout(500)
+    driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    figures = driver.execute_script(CLICK_BOXES, 400) if verb == "graph" else driver.execute_script(CLICK)
+    assert wrong(figures) == []
+    assert len(figures) > 30

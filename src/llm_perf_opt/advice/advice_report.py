@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from llm_perf_opt.advice.advise import Advice, Change
 from llm_perf_opt.advice.ladder import UNEXPLAINED, Ladder, Rung
 from llm_perf_opt.core.measurement import DECODE
 from llm_perf_opt.core.report import Axis, Cell, Column, Kind, Level, Note, Report, Span, SpanChart, Table, share_text
 from llm_perf_opt.core.units import format_bytes, format_count, format_seconds
+from llm_perf_opt.core.witness import Witness, share_of, worked_out
 
 LARGER_BATCH = "larger-batch"
 LADDER_ROWS = 8  # on the first screen, the top and the bound among them
@@ -109,8 +111,22 @@ def _ladder_table(ladder: Ladder) -> Table:
             cells.append(_of_phases(ladder, name, rung, is_decode=True))
         rows.append(tuple(cells))
     return Table(
-        title=f"Where the time goes{_tokens_text(ladder)}", columns=tuple(columns), rows=tuple(rows), origin=_LADDER
+        title=f"Where the time goes{_tokens_text(ladder)}",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        origin=_LADDER,
+        witnesses=lambda row, place: _rung_witness(rows, row, place),
     )
+
+
+def _rung_witness(rows: Sequence[tuple[Cell, ...]], row: int, place: int) -> Witness | None:
+    """The top is the sum of the rungs and the bound; a share is a time over that of the top."""
+    at = 1 if place == 2 else place
+    times = [Witness(str(each[0]), cast("float", each[at]), "s", _LADDER) for each in rows]
+    top = worked_out("sum", times[0].name, times[1:], "s")
+    if place == 2:
+        return share_of(times[row] if row else top, top)
+    return top if row == 0 else None
 
 
 def _tokens_text(ladder: Ladder) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from llm_perf_opt.core.report import (
     BarChart,
@@ -19,6 +20,7 @@ from llm_perf_opt.core.report import (
     three_digits,
 )
 from llm_perf_opt.core.units import format_bytes, format_seconds
+from llm_perf_opt.core.witness import Witness, worked_out
 from llm_perf_opt.timing.rates import Band
 from llm_perf_opt.training.model_flops import conventions, necessary_flops, necessary_name
 from llm_perf_opt.training.model_shape import ModelShape
@@ -160,6 +162,7 @@ def _hours(seconds: float) -> str:
 
 
 _FULLEST = "memory of the fullest rank at its fullest moment (docs/start/does-my-fine-tune-fit.md)"
+_FULL_ORIGIN = f"{_FULLEST}; the GPU's is its data sheet's"
 _TIMED = "kernels and collectives of one step of a rank (docs/evidence/training-records.md)"
 
 
@@ -176,7 +179,24 @@ def _memory_table(best: Candidate) -> Table:
         (f"memory of {device.id}", device.memory_bytes, ""),
     ]
     columns = (Column("kind"), Column("bytes", Kind.BYTES), Column("tensors"))
-    return Table(title=MEMORY, columns=columns, rows=tuple(rows), origin=f"{_FULLEST}; the GPU's is its data sheet's")
+    return Table(
+        title=MEMORY,
+        columns=columns,
+        rows=tuple(rows),
+        origin=_FULL_ORIGIN,
+        witnesses=lambda row, place: _summed(rows, row) if place == 1 else None,
+    )
+
+
+def _summed(rows: Sequence[tuple[Cell, ...]], row: int) -> Witness | None:
+    """What is needed is the sum of the kinds above, what is taken of that and the rows between."""
+    names = [str(name) for name, *_ in rows]
+    needed = next(place for place, name in enumerate(names) if name.startswith("needed"))
+    parts = {needed: range(needed), names.index("taken"): range(needed, names.index("taken"))}.get(row)
+    if parts is None:
+        return None
+    leaves = [Witness(names[place], cast("int", rows[place][1]), "B", _FULL_ORIGIN) for place in parts]
+    return worked_out("sum", names[row], leaves, "B")
 
 
 def _charts(best: Candidate) -> Iterator[BarChart]:
@@ -224,8 +244,9 @@ def _times(trained: Trained) -> Iterator[Table]:
         Column("high", Kind.SECONDS),
     )
     rows = [_phase_row(str(phase), band, time.seconds) for phase, band in time.phases.items() if band.high > 0]
-    rows.append(_phase_row("step", time.band, time.seconds))
-    yield Table(title=STEP, columns=columns, rows=tuple(rows), origin=_TIMED)
+    step = _phase_row("step", time.band, time.seconds)
+    formulas = {"share": ("share", "expected")}
+    yield Table(title=STEP, columns=columns, rows=tuple(rows), footer=step, formulas=formulas, origin=_TIMED)
     if trained.peak_flops_per_s is not None:
         yield _ladder(trained, trained.peak_flops_per_s)
     if time.collectives:
@@ -255,7 +276,8 @@ def _ladder(trained: Trained, peak: int) -> Table:
         rows.append(("your run beyond the prediction", whole - time.seconds))
     columns = (Column("part of a step"), Column("time", Kind.SECONDS), Column("share", Kind.RATIO))
     cells = tuple((name, part, part / whole) for name, part in rows)
-    return Table(title=WHY, columns=columns, rows=cells, origin=_TIMED)
+    formulas = {"share": ("share", "time")}
+    return Table(title=WHY, columns=columns, rows=cells, footer=("step", whole, 1.0), formulas=formulas, origin=_TIMED)
 
 
 def _links(best: Candidate) -> Table:
