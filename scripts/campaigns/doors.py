@@ -104,7 +104,7 @@ READS: Doors = {  # past core.reading
     "sweeps/studies/study.py::*": ("study file",),
     "core/work_limits.py::process_memory_bytes": _MACHINE,
     "core/work_limits.py::machine_memory_bytes": _MACHINE,
-    "serving/engine_process/environment.py::Engine.default_folder": _ENVIRONMENT,
+    "serving/engine_process/environment.py::EngineRecipe.default_folder": _ENVIRONMENT,
     "serving/engine_process/environment.py::find": ("name of vLLM's Python",),
     "serving/engine_process/__main__.py::main": "jobs of the process that started this one, on a pipe",
     "serving/engine_process/make_environment.py::_variables": _ENVIRONMENT,
