@@ -79,7 +79,7 @@ SERVED = (
     "line of figures",
     "range of numbers",
     "size of a page",
-    "message of a vLLM process",
+    "message of an engine's process",
     "name of vLLM's Python",
 )
 STUDIES = (

@@ -120,7 +120,7 @@ def _ladder_table(ladder: Ladder) -> Table:
 
 
 def _rung_witness(rows: Sequence[tuple[Cell, ...]], row: int, place: int) -> Witness | None:
-    """The top is the sum of the rungs and the bound; a share is a time over that of the top."""
+    """The top is the sum of the rungs and the bound; a share is a time over the time of the top."""
     at = 1 if place == 2 else place
     times = [Witness(str(each[0]), cast("float", each[at]), "s", _LADDER) for each in rows]
     top = worked_out("sum", times[0].name, times[1:], "s")
