@@ -49,6 +49,7 @@ return (phases.length ? phases : [document.body]).flatMap((phase) => {{
   return figures;
 }});
 """
+PATIENCE_S = 500  # a thousand clicks on a busy machine
 UNTRACED = """
 return [...document.querySelectorAll("main .card > .scroll td.number:not(.unknown)")]
   .filter((cell) => !cell.querySelector("[data-figure]")).map((cell) => cell.closest("tr").textContent);
@@ -64,6 +65,7 @@ def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
         if isinstance(report, Report):
             file.write_text(REPORTERS.get("html")().render(report), encoding="utf-8")
         browser.get(file.as_uri())
+        browser.set_script_timeout(PATIENCE_S)
         return browser
 
     browser.get_log("browser")
@@ -222,7 +224,6 @@ def full_size_page(verb: str, model: str, page: Path) -> Path:
 @pytest.mark.parametrize(("verb", "model"), FULL_SIZE)
 def test_every_figure_of_a_full_size_page_opens_its_witness(page: Any, tmp_path: Path, verb: str, model: str) -> None:
     driver = page(full_size_page(verb, model, tmp_path / "page.html"))
-    driver.set_script_timeout(500)
     driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     figures = driver.execute_script(CLICK_BOXES, 400) if verb == "graph" else driver.execute_script(CLICK)
     assert wrong(figures) == []
