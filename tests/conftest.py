@@ -21,6 +21,7 @@ CLASSES = ("torch.Tensor", "torch.autocast", "torch.distributions.Distribution",
 BY_OTHERS = {
     "torch.manual_seed",  # torch._dynamo wraps it when it is first imported
     "torch.Tensor.__slotnames__",  # copyreg keeps it there from the first time that a tensor is pickled
+    "torch.distributions.Distribution._validate_args",  # a library that peft imports switches it off for good
     "torch.nn.Module.smart_apply",  # transformers adds it for good when it first initialises a model
 }
 

@@ -144,15 +144,6 @@ def test_it_is_fast(browser: Any, driver: Any) -> None:
     assert slider_ms(driver) < SLIDER_MS
 
 
-@pytest.mark.slow
-def test_the_page_of_deepseek_v3_is_small_and_fast(browser: Any, tmp_path: Path) -> None:
-    page = tmp_path / "deepseek-v3.html"
-    explore_page(lpo.sweep("deepseek-ai/DeepSeek-V3", users=(1, 256), input=(1024, 32768), points=2), page)
-    assert page.stat().st_size < MOST_BYTES
-    assert first_paint_ms(browser, page.as_uri()) < FIRST_PAINT_MS
-    assert slider_ms(browser) < SLIDER_MS
-
-
 def first_paint_ms(driver: Any, address: str) -> float:
     """The best of five, since a busy machine is no regression."""
     paints = []
