@@ -46,7 +46,10 @@ def test_the_answer_is_three_lines_and_the_cheapest_comes_first(answer: lpo.Serv
     assert report.answer[2].startswith("The runner-up, 1 x h100-sxm (one device, vLLM), costs ")
     assert "By its data sheet alone 1 x mi300x would do" in report.answer[2]
     assert [row[0] for row in report.tables[0].rows] == ["l4", "h100-sxm", "mi300x"]
-    assert len(report.charts) == 1
+    assert [chart.title for chart in report.charts] == [
+        "Throughput per GPU against tokens/s per user",
+        "TTFT and TPOT on 1 x l4",
+    ]
     json.dumps(answer.to_dict())
 
 

@@ -16,6 +16,7 @@ from llm_perf_opt.core.plugins import REPORTERS
 from llm_perf_opt.core.report import Column, Kind, Report, Table
 from llm_perf_opt.core.witness import CLOSE, Witness, worked_out
 from tests.api.tiny_folders import llama_folder
+from tests.browser.conftest import WALL, resize
 
 CLICKED = """
 const dialog = document.getElementById("witness");
@@ -64,6 +65,7 @@ def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
         file = report if isinstance(report, Path) else tmp_path / "report.html"
         if isinstance(report, Report):
             file.write_text(REPORTERS.get("html")().render(report), encoding="utf-8")
+        resize(browser, WALL)  # a picture holds the boxes that are on show
         browser.get(file.as_uri())
         browser.set_script_timeout(PATIENCE_S)
         return browser

@@ -134,11 +134,11 @@ def _figure_properties(record: type) -> Iterator[str]:
 def _record(record: Any) -> dict[str, Any]:
     kind: type = type(record)
     values = ((name, getattr(record, name)) for name in _names(kind))
-    return {name: _plain(value) for name, value in values if not isinstance(value, array)}
+    return {name: _plain(value) for name, value in values if not isinstance(value, array) and not callable(value)}
 
 
 def _plain(value: Any) -> Any:
-    """A JSON-safe value. The columns of a trace (`array`) are left out of records; what is not finite is None."""
+    """A JSON-safe value; records leave out functions and a trace's columns (`array`). What is not finite is None."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
