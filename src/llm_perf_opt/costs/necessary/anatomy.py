@@ -118,7 +118,7 @@ def _matmul(
         flops=flops,
         kept=needed,
         made=made,
-        dtype=kind.inputs[0].dtype,
+        dtype=kind.inputs[1 if place == 0 and len(kind.inputs) > 1 else 0].dtype,  # weights may come first: `w @ x`
         is_tail=row in positions.tail,
         last_columns=last_columns,
         columns=kind.outputs[0].shape[-1] if last_columns else 1,
