@@ -165,7 +165,7 @@ _GOOGLE = (
 )  # fmt: skip
 
 _OTHER_LLMS = (
-    facts(MOE, "moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+    facts(MOE, "moonshotai/Kimi-K2-Instruct", "kimi-k2", fields={"quantization_config": by.FP8_IN_BLOCKS}),
     wheel(VLM, "moonshotai/Kimi-K2.5"),
     default(MOE, "moonshotai/Kimi-Linear-48B-A3B-Instruct", "KimiLinearConfig"),
     facts(MOE, "zai-org/GLM-4.5", "glm-4.5"),

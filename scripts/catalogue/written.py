@@ -6,6 +6,12 @@ from typing import Any
 
 Fields = dict[str, Any]
 BFLOAT16, FLOAT32, FLOAT16 = "bfloat16", "float32", "float16"
+FP8_IN_BLOCKS = {  # of the published weights of Kimi-K2
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 LLAMA3_ROPE = {
     "factor": 8.0,
     "high_freq_factor": 4.0,

@@ -129,3 +129,23 @@ def test_experts_on_several_ranks_are_chosen_rank_by_rank() -> None:
     assert (
         EvenOverRanks(UniformRouting(), 8).choose(4, 6, 2, 0).tolist() == UniformRouting().choose(4, 6, 2, 0).tolist()
     )
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 50])
+@pytest.mark.parametrize("count", ["histc", "bincount"])
+def test_rows_of_a_choice_too_large_to_be_held_are_those_of_a_held_one(tokens: int, count: str) -> None:
+    """Sorted by expert and counted, as code with grouped matmuls does it: in ghosts and in real indices alike."""
+
+    def rows_of_experts(limits: Limits) -> list[int]:
+        with Engine(limits=limits):
+            chosen = torch.nn.Linear(8, 24)(torch.zeros(tokens, 8)).topk(4, dim=-1).indices
+            in_order, order = torch.sort(chosen.reshape(-1))
+            assert in_order.shape == order.shape == (4 * tokens,)
+            if count == "bincount":
+                return torch.bincount(in_order, minlength=24).tolist()
+            return torch.histc(in_order.int(), bins=24, min=0, max=23).tolist()
+
+    held = rows_of_experts(Limits())
+    assert sum(held) == 4 * tokens
+    assert rows_of_experts(Limits(routing=2)) == held
+    assert rows_of_experts(Limits(routing=2, real_integer=2)) == held

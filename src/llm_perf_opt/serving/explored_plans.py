@@ -50,14 +50,12 @@ class ExploredPlans:
         """GPUs, plans and engine once; accounts and tables by format, GPU and plan."""
         model = next(iter(self.served.values()))
         plans = self._plans(model)
-        entries = [
-            entry
-            for name, served in self.served.items()
-            for cluster in self.clusters
-            for plan in plans
-            if plan.tp <= cluster.per_node
-            for entry in self._entry(name, served, cluster, plan)
-        ]
+        entries: list[Data] = []
+        for name, served in self.served.items():
+            for cluster in self.clusters:
+                log.info("%s, %s: %d plans", cluster.device.id, name, len(plans))
+                within = [plan for plan in plans if plan.tp <= cluster.per_node]
+                entries += [entry for plan in within for entry in self._entry(name, served, cluster, plan)]
         return {
             "gpus": [_gpu(cluster, self.dtypes) for cluster in self.clusters],
             "plans": [{"name": plan.describe(), "ranks": plan.replica_ranks} for plan in plans],

@@ -5,6 +5,7 @@ Forms of what a format changes are fitted anew for each format, on the graphs of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from llm_perf_opt.sweeps.function.program.program import NO_RULE, NoRule
 from llm_perf_opt.sweeps.run_function import RunFunction
 from llm_perf_opt.tracing.deployed_traces import redeployed
 from llm_perf_opt.tracing.traced_run import TracedRun
+
+log = logging.getLogger(__name__)
 
 _EXACT_IN_JAVASCRIPT = 2**53 - 1
 _BYTES_MOVED = "bytes_moved"
@@ -64,6 +67,7 @@ def function_data(function: RunFunction[TracedRun], formats: Mapping[str, Deploy
 
 
 def _phase(phase: PhaseFunction, phases: tuple[PhaseFunction, ...], formats: Mapping[str, Deployment]) -> Data:
+    log.info("The %s as formulas: %d formats, %d cells", phase.phase, len(formats), len(phase.cells))
     return {
         "phase": phase.phase,
         "domain": _region(phase.domain),

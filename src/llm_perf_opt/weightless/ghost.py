@@ -168,6 +168,17 @@ def known_counts(tensor: torch.Tensor) -> torch.Tensor | None:
     return counts if spec is tensor.spec else None
 
 
+def choice_counts(tensor: torch.Tensor) -> torch.Tensor | None:
+    """How often each expert is chosen, of a ghost that holds a whole choice in any shape; None: not known.
+
+    Every element of a choice names an expert, so that the counts add up to its elements; those of a table do not.
+    """
+    if type(tensor) is not Ghost or (known := tensor.memory.counts) is None:
+        return None
+    spec, counts = tensor.spec, known[1]
+    return counts if is_contiguous(spec) and int(counts.sum()) == spec.numel else None
+
+
 def _rebuild(shape: tuple[int, ...], dtype: torch.dtype) -> Ghost:
     return new_ghost(contiguous_spec(shape, dtype))
 

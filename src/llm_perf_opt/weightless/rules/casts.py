@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.dispatcher import Dispatcher
-from llm_perf_opt.weightless.ghost import Ghost
+from llm_perf_opt.weightless.ghost import Ghost, choice_counts
 from llm_perf_opt.weightless.recipes import Answered, CopyOf, Fresh, GhostView, Recipe, SameAs, Several, UniformMask
 from llm_perf_opt.weightless.rules.registry import argument, real_rule, shape_rule, value_rule
 from llm_perf_opt.weightless.spec import Spec, contiguous_spec, preserved_layout, spec_of_tensor
@@ -40,6 +40,17 @@ def _target_spec(spec: Spec, dtype: torch.dtype, memory_format: torch.memory_for
         return spec if dtype is spec.dtype else preserved_layout(spec, dtype)
     twin = torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device="meta")
     return spec_of_tensor(twin.contiguous(memory_format=memory_format))
+
+
+@value_rule("_to_copy", "to.dtype")
+def copy_of_choice(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A choice of experts in another type is the same choice."""
+    counts = choice_counts(args[0])
+    if counts is None:
+        return NotImplemented
+    copied = engine.propagate_unrecorded(func, args, kwargs)
+    copied.memory.counts = copied.spec, counts
+    return copied
 
 
 @shape_rule("_to_copy")

@@ -13,7 +13,7 @@ import torch
 
 from llm_perf_opt.weightless.dispatcher import Dispatcher
 from llm_perf_opt.weightless.fallbacks import Done, ghosts_for_floats
-from llm_perf_opt.weightless.ghost import Ghost, new_ghost
+from llm_perf_opt.weightless.ghost import Ghost, choice_counts, new_ghost
 from llm_perf_opt.weightless.rules.registry import argument, value_rule
 from llm_perf_opt.weightless.spec import Spec, contiguous_spec
 
@@ -34,8 +34,8 @@ def count_nonzero(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Ma
 
 
 @value_rule(
-    "unique_dim", "_unique2", "_unique", "unique_consecutive", "unique_dim_consecutive", "bincount",
-    "_pack_padded_sequence", "_pad_packed_sequence",
+    "unique_dim", "_unique2", "_unique", "unique_consecutive", "unique_dim_consecutive", "_pack_padded_sequence",
+    "_pad_packed_sequence",
 )  # fmt: skip
 def on_invented_values(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the CPU kernel on oracle values; float results are ghosts again."""
@@ -108,12 +108,30 @@ def sort(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) ->
     positional_dim = next((value for value in args[1:] if type(value) is int), -1)
     dim = kwargs.get("dim", positional_dim)
     name = func._overloadpacket.__name__
-    is_large = spec.numel > engine.limits.real_integer
+    counts = choice_counts(args[0])
+    is_large = spec.numel > engine.limits.real_integer or counts is not None
     order = _index_ghost(spec.shape) if is_large else engine.oracle.identity_order(name, spec.shape, dim)
     if name == "argsort":
         return order
     values = new_ghost(spec) if spec.is_float or is_large else engine.oracle.values(spec)
+    if counts is not None:  # the same experts in another order
+        values.memory.counts = spec, counts
     return torch.return_types.sort((values, order))
+
+
+@value_rule("histc.default", "bincount.default")
+def rows_of_experts(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of a choice too large to be held, where the bins are the experts; anything else is counted in invented values."""
+    counts = choice_counts(args[0])
+    if func._overloadpacket.__name__ == "bincount":
+        is_whole = counts is not None and argument(args, kwargs, 2, "minlength", 0) == len(counts)
+        has_weights = argument(args, kwargs, 1, "weights", None) is not None
+        return counts if is_whole and not has_weights else on_invented_values(engine, func, args, kwargs)
+    bins = argument(args, kwargs, 1, "bins", 100)
+    ends = argument(args, kwargs, 2, "min", 0), argument(args, kwargs, 3, "max", 0)
+    if counts is None or len(counts) != bins or ends != (0, bins - 1):
+        return NotImplemented
+    return counts.to(args[0].dtype)
 
 
 @value_rule("argmax.default", "argmin.default")
