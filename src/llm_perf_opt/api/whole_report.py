@@ -107,11 +107,13 @@ class WholeReport(Answer):
     def report(self) -> Report:
         """The answers at a glance and what they hold for, then the chapters: costs and speed before pictures."""
         graphs, answered = self.cost.graphs, tuple(self._chapters())
+        in_answer = self.answer
+        others = [(chapter, line) for chapter, line in answered if line not in in_answer]
         several = (machine_table(graphs, self.predictions),) if len(self.predictions) > 1 else ()
         return Report(
             title=self.model,
-            answer=self.answer,
-            tables=(glance_table(answered), *several, deployment_table(graphs, self.predictions)),
+            answer=in_answer,
+            tables=(glance_table(others), *several, deployment_table(graphs, self.predictions)),
             notes=(
                 *([workload_note(graphs), *run_notes(graphs)] if graphs else []),
                 Note("Everything here comes from the model's own code: no weights were read and nothing was timed."),

@@ -55,7 +55,10 @@ def _option(declared: Option, takers: Sequence[str] = (), word: str | None = Non
 _DEPLOYMENT = Deployment.options()
 DeviceOption = Annotated[str | None, _option(_DEPLOYMENT["device"])]
 DevicesOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template.")
+    Path | None,
+    typer.Option(
+        "--devices", metavar="FILE", help="TOML file with devices of your own: llm-perf-opt devices template."
+    ),
 ]
 TorchDeviceOption = Annotated[
     Literal["cuda", "cpu"] | None,
