@@ -116,6 +116,32 @@ def test_a_slider_changes_the_figures_and_the_address(driver: Any) -> None:
     assert int(driver.execute_script(flops)) == after
 
 
+def published(**other: Any) -> dict[str, Any]:
+    """A run of a server of this model, at the lengths that the page begins with."""
+    run = {"gpu": "h100-sxm", "engine": "vllm", "weight_bits": 16, "gpus": 2, "users": 8, "speed": 50.0, "tokens": 90.0}
+    return {**run, "input_tokens": 32, "output_tokens": 32, **other}
+
+
+def test_published_runs_near_the_request_are_drawn_as_circles(browser: Any, made: Made, tmp_path: Path) -> None:
+    far = published(input_tokens=4096), published(weight_bits=8), published(gpu="h200-sxm")
+    servers = [published(), published(engine="sglang", speed=40.0), *far]
+    page = tmp_path / "measured.html"
+    page.write_text(
+        explore_page_text({**made.data, "measured": {**made.data["measured"], "servers": servers}}), "utf-8"
+    )
+    circles = "return document.querySelectorAll('#frontier-chart .measured circle').length"
+    for place, count, words in (
+        ("#input=32&output=32", 2, "The circles are 2 published runs with 32 tokens in, 32 out and 16-bit weights"),
+        ("#input=32&output=200", 0, "none is drawn"),
+    ):
+        browser.get("about:blank")
+        browser.get(page.as_uri() + place)
+        drawn(browser)
+        assert browser.execute_script(circles) == count
+        assert words in browser.execute_script("return document.getElementById('notes').textContent")
+    assert made.data["measured"]["servers"] == []
+
+
 @pytest.mark.parametrize("place", ["#batch=-5&gpu=<img>", "#plan=none&users=1e9&cache=%00", "#%%%"])
 def test_an_address_that_says_nonsense_shows_the_page_as_it_comes(driver: Any, place: str) -> None:
     driver.execute_script("location.hash = arguments[0]", place)

@@ -6,7 +6,7 @@ Python, no model and no network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from llm_perf_opt.core.output_files import free_file, write_result
 from llm_perf_opt.core.workload import Deployment
 from llm_perf_opt.costs.stored_formats import can_store_cache
 from llm_perf_opt.formats.explore_html import explore_page_text
+from llm_perf_opt.models.huggingface.names import catalogue
 from llm_perf_opt.serving.explored_plans import ExploredPlans
+from llm_perf_opt.serving.measured_servers import SOURCE as MEASURED_SOURCE
+from llm_perf_opt.serving.measured_servers import measured_servers, weight_bits
 from llm_perf_opt.serving.served_model import ServedModel
 from llm_perf_opt.serving.served_trace import served_origin
 from llm_perf_opt.sweeps.explored_forms import function_data
@@ -30,6 +33,7 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 GPUS = ("h100-sxm", "h200-sxm", "a100-sxm-80g", "l40s")  # where none is named
 _AS_STORED, _OTHER = "as stored", "fp8"
 _SEPARATOR = " / "
+_OF_SERVERS = ("gpu", "engine", "weight_bits", "gpus", "input_tokens", "output_tokens", "users")
 
 
 def explore_page(answer: SweepAnswer, path: str | Path, *, force: bool = False) -> Path:
@@ -59,14 +63,36 @@ def explored(function: RunFunction[TracedRun], name: str, gpus: Iterable[str | N
     formats = explored_formats(run)
     phases = function_data(function, formats)
     served = {label: ServedModel(_in_format(origin, wanted)) for label, wanted in formats.items()}
-    plans = ExploredPlans.of(served, [gpu for gpu in gpus if gpu is not None] or GPUS, _dtypes(phases))
+    known_gpus = [gpu for gpu in gpus if gpu is not None] or GPUS
+    plans = ExploredPlans.of(served, known_gpus, _dtypes(phases))
+    weights = list(dict.fromkeys(label.split(_SEPARATOR)[0] for label in formats))
     return {
         "model": name,
         "version": __version__,
-        "weights": list(dict.fromkeys(label.split(_SEPARATOR)[0] for label in formats)),
+        "weights": weights,
+        "measured": _measured(name, known_gpus, {label: weight_bits(label.split(",")[0]) for label in weights}),
         "caches": list(dict.fromkeys(label.split(_SEPARATOR)[1] for label in formats)),
         "phases": phases,
         **plans.data(),
+    }
+
+
+def _measured(model: str, gpus: Sequence[str], bits: Mapping[str, int]) -> dict[str, Any]:
+    """What others measured of servers of this model; a model by another name of the catalogue has the same shapes."""
+    known = catalogue().get(model)
+    servers = measured_servers((known.shared_with if known else None) or model, gpus)
+    return {
+        "source": MEASURED_SOURCE,
+        "bits": bits,
+        "servers": [
+            {
+                **{name: getattr(server, name) for name in _OF_SERVERS},
+                "speed": round(server.tokens_per_s_per_user, 2),
+                "tokens": round(server.output_tokens_per_s_per_gpu, 1),
+            }
+            for server in servers
+            if server.weight_bits in bits.values()
+        ],
     }
 
 

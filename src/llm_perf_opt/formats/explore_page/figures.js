@@ -6,6 +6,7 @@ import { account, tokensIn } from "./memory.js";
 import { SteadyReplica, timeToFirst } from "./steady.js";
 import { stepTree, unpacked, unpackTable } from "./steps.js";
 
+const MOST_DOUBLINGS = 1; // a published run has at most twice or half the tokens of the request
 const PROVEN = "a form of the trace, checked at rebuilt points";
 const COSTS = { flops: ["FLOPs", "FLOP"], vector_flops: ["vector FLOPs", "FLOP"], bytes_moved: ["bytes moved", "B"], launches: ["kernel launches", ""] };
 
@@ -193,4 +194,14 @@ export function frontier(model, choice) {
     if (!best.length || point.tokens > best.at(-1).tokens) best.push(point);
   }
   return { points, best: best.reverse() };
+}
+
+/** Published runs of this model on this GPU with weights of as many bits, at the lengths nearest to the request. */
+export function measuredNear({ data }, choice) {
+  const bits = data.measured.bits[choice.weights];
+  const runs = data.measured.servers.filter(({ gpu, weight_bits }) => gpu === choice.gpu && weight_bits === bits);
+  const distance = ({ input_tokens, output_tokens }) => Math.max(Math.abs(Math.log2(input_tokens / choice.input)), Math.abs(Math.log2(output_tokens / choice.output)));
+  const nearest = Math.min(...runs.map(distance));
+  const [first] = runs.filter((run) => distance(run) === nearest && nearest <= MOST_DOUBLINGS);
+  return first ? runs.filter(({ input_tokens, output_tokens }) => input_tokens === first.input_tokens && output_tokens === first.output_tokens) : [];
 }
