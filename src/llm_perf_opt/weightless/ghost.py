@@ -171,7 +171,7 @@ def known_counts(tensor: torch.Tensor) -> torch.Tensor | None:
 def choice_counts(tensor: torch.Tensor) -> torch.Tensor | None:
     """How often each expert is chosen, of a ghost that holds a whole choice in any shape; None: not known.
 
-    Every element of a choice names an expert, so that the counts add up to its elements; those of a table do not.
+    Every element of a choice names an expert, so its counts add up to its size; the counts of a one-hot table do not.
     """
     if type(tensor) is not Ghost or (known := tensor.memory.counts) is None:
         return None
