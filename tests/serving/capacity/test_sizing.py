@@ -149,6 +149,17 @@ def test_more_gpus_than_allowed_break_it() -> None:
     assert fleet.broken == "16 GPUs"
 
 
+def test_a_runner_up_that_costs_more_per_hour_and_less_per_token_says_both() -> None:
+    demand = Demand(mean=MEAN, users=32, slo=SLO)
+    best = replace(fleet_for(demand, device="l40s"), price_per_hour=1.0)
+    busier = fleet_for(replace(demand, users=64), device="h200-sxm")
+    other = replace(busier, price_per_hour=1.2 / busier.gpus)
+    more = busier.requests_per_s / best.requests_per_s
+    assert more > 1.2
+    third = answer_lines([best, other], demand, None)[2]
+    assert third.endswith(f", costs 20 % more per hour, {100 * (1 - 1.2 / more):.0f} % less per output token.")
+
+
 def test_the_cheapest_that_does_it_comes_first_and_one_without_a_price_last() -> None:
     demand = Demand(mean=MEAN, users=32, slo=SLO)
     dear = replace(fleet_for(demand, device="h200-sxm"), price_per_hour=9.0)

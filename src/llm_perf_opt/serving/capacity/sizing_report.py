@@ -156,12 +156,19 @@ def _others(best: SizedFleet, others: Sequence[SizedFleet], broken: Sequence[Siz
 
 
 def _more(best: SizedFleet, other: SizedFleet) -> str | None:
-    """`12 % more` or `30 % less`; None: a price is not known."""
-    ours, theirs = (fleet.job_cost or fleet.cost_per_hour for fleet in (best, other))
-    if ours is None or theirs is None:
+    """`12 % more` or `30 % less`, with what that is for a token where it is the other way; None: no price is known."""
+    costs = [fleet.job_cost or fleet.cost_per_hour for fleet in (best, other)]
+    if (share := _percent_more(*costs)) is None:
         return None
-    share = round(100 * (theirs / ours - 1))
-    return f"{abs(share)} % {'more' if share > 0 else 'less'}" if share else "the same"
+    of_tokens = None if best.job_cost else _percent_more(best.cost_per_million_output, other.cost_per_million_output)
+    words = f"{abs(share)} % {'more' if share > 0 else 'less'}" if share else "the same"
+    if of_tokens is None or share * of_tokens >= 0:
+        return words
+    return f"{words} per hour, {abs(of_tokens)} % {'more' if of_tokens > 0 else 'less'} per output token"
+
+
+def _percent_more(ours: float | None, theirs: float | None) -> int | None:
+    return None if not ours or theirs is None else round(100 * (theirs / ours - 1))
 
 
 def _without(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | None) -> Iterator[str]:
