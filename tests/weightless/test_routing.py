@@ -20,7 +20,9 @@ from llm_perf_opt.weightless import (
     UniformRouting,
     routing_policy,
 )
+from llm_perf_opt.weightless.ghost import choice_of
 from llm_perf_opt.weightless.routing import EvenOverRanks
+from llm_perf_opt.weightless.spec import contiguous_spec
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 24)).flatmap(
     lambda size: st.tuples(st.just(size[0]), st.just(size[1]), st.integers(1, size[1]))
@@ -49,7 +51,9 @@ def test_counts_are_what_counting_the_choices_gives(size: tuple[int, int, int], 
         assert EvenOverRanks(make(), ranks).counts(rows, experts, k, 0).tolist() == loads(chosen, experts)
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(real_integer=200), Limits(routing=100, real_integer=200)])
+@pytest.mark.parametrize(
+    "limits", [Limits(), Limits(real_integer=200), Limits(routing=100, real_integer=200), Limits(routing=100)]
+)
 def test_experts_get_every_row_however_large_the_choice_is(limits: Limits) -> None:
     """40 tokens take 3 of 8 experts: 120 rows, 15 for each, whether indices and the one-hot table are held or not."""
     config = DecoderConfig(hidden_size=4, moe_intermediate_size=2, n_routed_experts=8, num_experts_per_tok=3)
@@ -149,3 +153,12 @@ def test_rows_of_a_choice_too_large_to_be_held_are_those_of_a_held_one(tokens: i
     assert sum(held) == 4 * tokens
     assert rows_of_experts(Limits(routing=2)) == held
     assert rows_of_experts(Limits(routing=2, real_integer=2)) == held
+
+
+@given(SIZES)
+def test_values_of_a_choice_too_large_to_be_held_are_distinct_in_each_row(size: tuple[int, int, int]) -> None:
+    rows, experts, k = size
+    counts = UniformRouting().counts(rows, experts, k, 0)
+    chosen = choice_of(counts, contiguous_spec((rows, k), torch.long))
+    assert loads(chosen, experts) == counts.tolist()
+    assert all(len(set(row)) == k for row in chosen.tolist())

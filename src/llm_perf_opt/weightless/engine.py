@@ -39,7 +39,7 @@ from llm_perf_opt.weightless.composites import composite_parts, scratch_bytes
 from llm_perf_opt.weightless.dispatcher import OtherRanks, UserRule
 from llm_perf_opt.weightless.environment import Disguise, Environment
 from llm_perf_opt.weightless.fallbacks import run_higher_order
-from llm_perf_opt.weightless.ghost import ENGINES, Ghost, adopt_module, new_ghost, stands_by
+from llm_perf_opt.weightless.ghost import ENGINES, Ghost, adopt_module, choice_counts, choice_of, new_ghost, stands_by
 from llm_perf_opt.weightless.oracle import Limits, Oracle
 from llm_perf_opt.weightless.recipes import Fresh, Recipe
 from llm_perf_opt.weightless.recording import OpRecorder, flat_tensors, is_mutating, is_pointwise
@@ -316,7 +316,8 @@ class Engine(TorchDispatchMode):
         with _disable_current_modes():
             if uniform is not None:
                 return torch.full(spec.shape, uniform, dtype=spec.dtype)
-            return self.oracle.values(spec)
+            counts = choice_counts(tensor)
+            return self.oracle.values(spec) if counts is None else choice_of(counts, spec)
 
     def new_block(self, tensor: Ghost) -> None:
         """The ghost has memory under a new number."""

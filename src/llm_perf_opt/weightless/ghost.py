@@ -179,6 +179,13 @@ def choice_counts(tensor: torch.Tensor) -> torch.Tensor | None:
     return counts if is_contiguous(spec) and int(counts.sum()) == spec.numel else None
 
 
+def choice_of(counts: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """A choice with such counts. No row has an expert twice: an expert fills no more than one whole column."""
+    in_order = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    by_column = in_order if len(spec.shape) < 2 else in_order.view(spec.shape[-1], -1).t().reshape(spec.shape)
+    return by_column.to(spec.dtype)
+
+
 def _rebuild(shape: tuple[int, ...], dtype: torch.dtype) -> Ghost:
     return new_ghost(contiguous_spec(shape, dtype))
 
