@@ -21,6 +21,7 @@ from llm_perf_opt.sweeps import run_function as function_module
 from llm_perf_opt.sweeps.sweep_points import Bend, LargestBatch, PointOrigin, SweepPoint, bends, largest_batch
 from llm_perf_opt.sweeps.sweep_report import bend_chart, charts_over, fit_chart
 from llm_perf_opt.tracing.deployed_traces import redeployed
+from tests.models.huggingface.folders import TEXT, write_folder
 
 HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 32, 48, 4, 2, 100
 CONFIG = {
@@ -354,3 +355,23 @@ def test_a_point_in_another_cache_format_needs_what_it_needed(folder: Path) -> N
     for graph, other in zip(graphs, changed, strict=True):
         flops = [{name: work.flops for name, work in necessary_by_stage(g).items()} for g in (graph, other)]
         assert flops[0] == flops[1]
+
+
+def test_one_cell_holds_choices_of_experts_that_are_held_and_those_that_are_too_large(tmp_path: Path) -> None:
+    """Two layers, four of eight experts: 262,144 tokens choose as many experts as a trace holds, twice that do not."""
+    config = {
+        **TEXT,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32,
+        "max_position_embeddings": 40960,
+    }
+    run = lpo.trace(write_folder(tmp_path, config), batch=16, prompt_tokens=32768)
+    grouped = [kind for kind in run.graphs[0].op_kinds if kind.name == "aten._grouped_mm.default"]
+    assert {kind.arguments["groups_used"] for kind in grouped} == {8}
+    function = run.over(batch=(2, 16), context=(16384, 32768))
+    prefill = function.phase("prefill")
+    assert [cell.region for cell in prefill.cells] == [{"batch": (2, 16), "context": (16384, 32768)}]
+    assert prefill.open_regions == ()
