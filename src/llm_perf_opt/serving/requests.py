@@ -25,6 +25,9 @@ class Request:
 
     `blocks` are names of the prompt's first stretches of `block_tokens` tokens each, in place of a prefix: a stretch
     of one name has the same tokens in every request. Requests that share some of each other are told by them.
+
+    A turn of a `session` begins with the prompt and the answer of the turn `after` which it comes, when its user has
+    thought for `think_s`; its own `arrival_s` is that of the session.
     """
 
     id: str
@@ -36,6 +39,9 @@ class Request:
     blocks: tuple[int, ...] = ()
     block_tokens: int = 0
     images: tuple[ImageSpan, ...] = ()
+    session: str | None = None
+    after: str | None = None
+    think_s: float = 0.0
     priority: int = 0  # lower goes first, where the engine is told to mind it
 
 
@@ -43,8 +49,8 @@ class Request:
 class Traffic:
     """Requests in the order in which they come.
 
-    With `concurrency` a client keeps this many in flight: a request comes at its own time or when there is room,
-    whichever is later. `origin` says in words where they are from: a distribution with its seed, or a file.
+    With `concurrency` a client keeps this many in flight, requests or sessions: each comes at its own time or when
+    there is room, whichever is later. `origin` says in words where they are from: a distribution with its seed, or a file.
     """
 
     requests: tuple[Request, ...]

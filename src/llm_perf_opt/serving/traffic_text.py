@@ -6,9 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import count, repeat, takewhile
+from itertools import chain, count, islice, repeat, takewhile
 from pathlib import Path
 from random import Random
 
@@ -39,6 +39,9 @@ class DeclaredTraffic:
 
     `prompt` is the text of a request, without a shared prefix and without the tokens of its page; None with `pages`:
     the text that the model's own prompt has. The traffic ends after `requests` or `duration_s`, whichever is first.
+
+    With `sessions` a prompt is that of a first turn, clients are users with one session each, and the arrivals are
+    those of all turns together.
     """
 
     output: Lengths
@@ -49,6 +52,7 @@ class DeclaredTraffic:
     duration_s: float | None = None
     prefixes: SharedPrefixes | None = None
     pages: PageMix | None = None
+    sessions: Sessions | None = None
     seed: int = 0
     text: str = ""  # as it was written
 
@@ -65,6 +69,12 @@ class DeclaredTraffic:
                 why="the time of a request follows from the length of its prompt",
                 fix="add prompt=1024, prompt=lognormal(800,0.8), or pages=A4@150dpi for a model that reads images",
             )
+        if self.sessions is not None and self.pages is not None:
+            raise UsageError(
+                "Sessions and pages exclude each other.",
+                why="whether a page is sent again with every turn depends on the client",
+                fix="leave pages= out, and give its tokens as prompt=",
+            )
         if self.concurrency is not None and self.requests is None:
             raise UsageError(
                 "This traffic never ends.",
@@ -74,7 +84,13 @@ class DeclaredTraffic:
 
     def traffic(self, page_rule: PageRule | None = None) -> Traffic:
         """The requests. `page_rule` says how many tokens a page has; pages without one are refused."""
-        requests = tuple(self._requests(_required(self.pages, page_rule)))
+        drawn = self._requests(_required(self.pages, page_rule))
+        if self.sessions is not None:
+            output, grow, think = self.output, *map(self._random, ("grow", "think"))
+            outputs = self._random("outputs of later turns")
+            turns = (self.sessions.turns_of(first, lambda: output.draw(outputs), grow, think) for first in drawn)
+            drawn = islice(chain.from_iterable(turns), self._most_requests)
+        requests = tuple(drawn)
         if not requests:
             raise UsageError(
                 "No request comes in this time.",
@@ -87,7 +103,8 @@ class DeclaredTraffic:
         """When each comes; clients that wait for an answer ask at once."""
         if self.arrivals is None:
             return repeat(0.0)
-        times = self.arrivals.times(self._random("arrivals"))
+        turns = 1 if self.sessions is None else self.sessions.turns
+        times = replace(self.arrivals, per_s=self.arrivals.per_s / turns).times(self._random("arrivals"))
         end = self.duration_s
         return times if end is None else takewhile(lambda time: time < end, times)
 
@@ -95,9 +112,13 @@ class DeclaredTraffic:
         """A stream of its own for each quantity, so that another length leaves the arrivals as they are."""
         return Random(f"{self.seed} {what}")
 
+    @property
+    def _most_requests(self) -> int | None:
+        return DEFAULT_REQUESTS if self.requests is None and self.duration_s is None else self.requests
+
     def _requests(self, page_rule: PageRule) -> Iterator[Request]:
         prompts, outputs, prefixes, pages = map(self._random, ("prompt", "output", "prefixes", "pages"))
-        most = self.requests if self.requests is not None else None if self.duration_s is not None else DEFAULT_REQUESTS
+        most = self._most_requests
         for number, arrival_s in zip(count() if most is None else range(most), self._times(), strict=False):
             if number >= MOST_REQUESTS:
                 raise UsageError(
@@ -234,6 +255,33 @@ class SharedPrefixes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sessions:
+    """Each user's `turns`: a prompt is everything before it, and `grow` new tokens.
+
+    Between an answer and the next turn a user thinks, `think_s` on average, with exponential times.
+    """
+
+    turns: int
+    grow: Lengths
+    think_s: float = 0.0
+
+    def turns_of(self, first: Request, output: Callable[[], int], grow: Random, think: Random) -> Iterator[Request]:
+        """The requests of the session that begins with this one."""
+        turn = replace(first, session=first.id)
+        yield turn
+        for number in range(1, self.turns):
+            turn = replace(
+                turn,
+                id=f"{first.id}.{number}",
+                prompt_tokens=turn.prompt_tokens + turn.output_tokens + self.grow.draw(grow),
+                output_tokens=output(),
+                after=turn.id,
+                think_s=think.expovariate(1 / self.think_s) if self.think_s else 0.0,
+            )
+            yield turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageMix:
     """Sizes of pages with how often each occurs; counts and shares do alike."""
 
@@ -271,8 +319,10 @@ _CALL = re.compile(r"(lognormal|uniform)\(([^()]{1,80})\)")
 _PREFIXES = re.compile(rf"(\d{{1,6}})x(\d{{1,9}})(?:@{_NUMBER}(%?))?")
 _CLIENTS = re.compile(r"(?<!\S)(\d{1,7}) at once(?!\S)")
 _WORD = re.compile(r"\s*((?:\([^()]*\)|\S)+)")
-_KEYS = ("rate", "at_once", "cv", "prompt", "output", "prefixes", "pages", "requests", "for", "seed")
+_SESSIONS = re.compile(r"(turns|grow|think)=((?:\([^()]*\)|[^,()])+)(?:,|$)")
+_KEYS = ("rate", "at_once", "cv", "prompt", "output", "prefixes", "pages", "sessions", "requests", "for", "seed")
 _MOST_TOKENS = 2**24
+_MOST_TURNS = 10_000
 _MOST_LINES = 1_000_000
 _MOST_IMAGES = 200_000
 
@@ -302,6 +352,7 @@ def read_declared(text: str) -> DeclaredTraffic:
         duration_s=read_time(words["for"]) if "for" in words else None,
         prefixes=_prefixes(words["prefixes"], text) if "prefixes" in words else None,
         pages=read_page_mix(words["pages"]) if "pages" in words else None,
+        sessions=read_sessions(words["sessions"]) if "sessions" in words else None,
         seed=int(_number(words.get("seed", "0"), "seed", text)),
         text=visible(" ".join(text.split())),
     )
@@ -355,6 +406,23 @@ def read_lengths(text: str) -> Lengths:
     )
 
 
+def read_sessions(text: str) -> Sessions:
+    """`turns=8,grow=500,think=10s`: `think` may be left out."""
+    words: dict[str, str] = {match[1]: match[2] for match in _SESSIONS.finditer(text)}
+    is_whole = sum(len(match[0]) for match in _SESSIONS.finditer(text)) == len(text) and text.count("=") == len(words)
+    turns = words.get("turns", "")
+    if not is_whole or "grow" not in words or not turns.isdigit() or not 1 <= int(turns[:6]) <= _MOST_TURNS:
+        raise UsageError(
+            f"The sessions {visible(text)[:80]!r} are not clear.",
+            why=f"they take turns from 1 to {_MOST_TURNS:,}, grow (new tokens of each turn after the first) and think "
+            "(the mean time between an answer and the next turn), each once",
+            fix="write turns=8,grow=500,think=10s",
+        )
+    think = words.get("think", "0")
+    think_s = 0.0 if think in ("0", "0s") else read_time(think)
+    return Sessions(turns=int(turns), grow=read_lengths(words["grow"]), think_s=think_s)
+
+
 def read_page_mix(text: str) -> PageMix:
     """`A4@150dpi`, `A4@150dpi:70,1240x1754:30`, a file with a size and a count in each line, or a folder of images."""
     if Path(text).is_dir():
@@ -404,7 +472,7 @@ def _words(text: str) -> dict[str, str]:
     parts = _WORD.findall(_CLIENTS.sub(" ", text))
     while parts:
         part = parts.pop(0)
-        name, has_value, value = part.partition("=")
+        name, has_value, value = part.partition(":" if part.startswith("sessions:") else "=")
         if part in ("constant", "poisson"):
             name, value = "cv", "0" if part == "constant" else "1"
         elif part == "for" and parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import ceil
 from pathlib import Path
 from types import TracebackType
@@ -79,7 +80,8 @@ class Replays:
     def _replicas(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
         """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
         groups = candidate.replica.considered.plan.attention_dp
-        if self._engine is VLLM and groups == 1 and 1 < candidate.replicas <= MOST_ROUTED:
+        has_sessions = any(request.after is not None for request in traffic.requests)
+        if self._engine is VLLM and groups == 1 and 1 < candidate.replicas <= MOST_ROUTED and not has_sessions:
             job = self._job(candidate, traffic, factor)
             return tuple(self._process.replay_replicas(replace(job, replicas=candidate.replicas)))
         shares = dealt(traffic, candidate.replicas)
@@ -116,10 +118,16 @@ class Replays:
 
 
 def dealt(traffic: Traffic, replicas: int) -> list[Traffic]:
-    """The requests of each replica, dealt in turn; clients are shared out as evenly as they go."""
-    clients = traffic.concurrency
+    """The requests of each replica, dealt in turn; all turns of a session go to the replica that has its cache.
+
+    Clients are shared out as evenly as they go.
+    """
+    clients, places, replica_of = traffic.concurrency, cycle(range(replicas)), dict[str, int]()
+    for request in traffic.requests:
+        replica_of[request.id] = next(places) if request.after is None else replica_of[request.after]
     shares = []
-    for number in range(min(replicas, len(traffic.requests))):
+    for number in sorted(set(replica_of.values())):
         own = None if clients is None else max(1, clients // replicas + (number < clients % replicas))
-        shares.append(replace(traffic, requests=traffic.requests[number::replicas], concurrency=own))
+        requests = tuple(request for request in traffic.requests if replica_of[request.id] == number)
+        shares.append(replace(traffic, requests=requests, concurrency=own))
     return shares

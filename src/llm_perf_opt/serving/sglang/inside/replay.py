@@ -76,7 +76,7 @@ def replay(scheduler: Any, job: ReplayJob) -> Replayed:
     worker.begin(scheduler, step_time_of(job), keeps_batches=job.keeps_batches)
     began = time.thread_time()
     with no_collector():
-        requests = run(scheduler, job.traffic, PromptWriter())
+        requests = run(scheduler, job.traffic, PromptWriter(worker.token))
     return Replayed(
         requests=requests,
         steps=worker.log.steps,

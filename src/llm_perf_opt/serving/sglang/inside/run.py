@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
-from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.serving.engine_process.arrivals import ComingRequests
 from llm_perf_opt.serving.engine_process.prompts import PromptWriter
 from llm_perf_opt.serving.requests import AnsweredRequests, Request, Traffic
 
@@ -34,8 +34,8 @@ class Client:
 
     def __init__(self, scheduler: Any, traffic: Traffic, writer: PromptWriter) -> None:
         self._scheduler, self._clock, self._writer = scheduler, scheduler.tp_worker.clock, writer
-        self._requests, self._next, self._idle_turns = traffic.requests, 0, 0
-        self._free_s = None if traffic.concurrency is None else [0.0] * traffic.concurrency  # when places became free
+        self._coming, self._count, self._idle_turns = ComingRequests(traffic), len(traffic.requests), 0
+        self._requests: list[Request] = []  # that have come
         self._arrival_s: list[float] = []
         self._first_s: dict[str, float] = {}
         self._ended: dict[str, _Answer] = {}
@@ -54,12 +54,12 @@ class Client:
         self._idle_turns += 1
         if self._idle_turns == 1:
             return []
-        arrival_s = self._next_arrival_s()
+        arrival_s = self._coming.arrival_s()
         if arrival_s is not None:
             self._clock.wait_until(arrival_s)
             self._idle_turns = 0
             return list(self._came())
-        if len(self._ended) == len(self._requests):
+        if len(self._ended) == self._count:
             self._scheduler.gracefully_exit = True
         elif self._idle_turns > _STUCK_TURNS:
             raise PerfOptError(
@@ -72,21 +72,10 @@ class Client:
     def _waiting(self) -> str:
         return next(request.id for request in self._requests if request.id not in self._ended)
 
-    def _next_arrival_s(self) -> float | None:
-        """The arrival of the next request; None if there is none, or no place for it yet."""
-        if self._next == len(self._requests):
-            return None
-        own_s = self._requests[self._next].arrival_s
-        if self._free_s is None:
-            return own_s
-        return max(own_s, self._free_s[0]) if self._free_s else None
-
     def _came(self) -> Iterator[Any]:
-        while (arrival_s := self._next_arrival_s()) is not None and arrival_s <= self._clock.now:
-            request = self._requests[self._next]
-            self._next += 1
-            if self._free_s is not None:
-                heappop(self._free_s)
+        while (arrival_s := self._coming.arrival_s()) is not None and arrival_s <= self._clock.now:
+            request = self._coming.take()
+            self._requests.append(request)
             self._arrival_s.append(arrival_s)
             yield engine_request(request, self._writer)
 
@@ -102,8 +91,7 @@ class Client:
             if reason is not None:
                 answer = _Answer(self._clock.now, output.completion_tokens[at], output.retraction_counts[at])
                 self._ended[output.rids[at]] = answer
-                if self._free_s is not None:
-                    heappush(self._free_s, self._clock.now)
+                self._coming.ended(output.rids[at], self._clock.now)
 
     def answered(self, scheduled_s: Mapping[str, float], cached_tokens: Mapping[str, int]) -> AnsweredRequests:
         """All requests with their times."""

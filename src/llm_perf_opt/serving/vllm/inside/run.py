@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.serving.engine_process.arrivals import ComingRequests
 from llm_perf_opt.serving.requests import AnsweredRequests, Request, Traffic
 from llm_perf_opt.serving.vllm.inside.launches import Rounds
 
@@ -102,30 +102,29 @@ class _Replica:
 
 
 class _Run:
-    """Requests that are still to come, and the places that a client has for them."""
+    """Engines, and the client that sends them requests."""
 
     def __init__(
         self, replicas: list[_Replica], traffic: Traffic, make_request: MakeRequest, route: Route, rounds: Rounds | None
     ) -> None:
         self.replicas, self._make_request, self._route, self._rounds = replicas, make_request, route, rounds
-        self._requests = traffic.requests
-        self._next = 0
-        self._free_s = None if traffic.concurrency is None else [0.0] * traffic.concurrency  # when places became free
+        self._coming = ComingRequests(traffic)
 
     def to_the_end(self) -> None:
         """Until every request is answered."""
         while True:
             behind = self._furthest_behind()
-            if (arrival_s := self._arrival_s()) is not None and (behind is None or arrival_s <= behind.clock.now):
+            if (arrival_s := self._coming.arrival_s()) is not None and (
+                behind is None or arrival_s <= behind.clock.now
+            ):
                 self._admit(arrival_s)
             elif behind is None:
                 self._require_all_answered()
                 return
             else:
                 ended = behind.take(behind.step()) if self._rounds is None else self._round(self._rounds)
-                if self._free_s is not None:
-                    for _ in ended:
-                        heappush(self._free_s, behind.clock.now)
+                for name in ended:
+                    self._coming.ended(name, behind.clock.now)
 
     def _round(self, rounds: Rounds) -> list[str]:
         """Everyone who has something to do takes a step; tokens come when all of them are done."""
@@ -145,20 +144,8 @@ class _Run:
                 furthest = replica
         return furthest
 
-    def _arrival_s(self) -> float | None:
-        """The arrival of the next request; None if there is none, or no place for it yet."""
-        if self._next == len(self._requests):
-            return None
-        own_s = self._requests[self._next].arrival_s
-        if self._free_s is None:
-            return own_s
-        return max(own_s, self._free_s[0]) if self._free_s else None
-
     def _admit(self, arrival_s: float) -> None:
-        request = self._requests[self._next]
-        self._next += 1
-        if self._free_s is not None:
-            heappop(self._free_s)
+        request = self._coming.take()
         made = self._make_request(request, arrival_s)
         self.replicas[self._route(made)].admit(request, arrival_s, made)
 

@@ -7,12 +7,12 @@ from random import Random
 from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import PerfOptError
+from llm_perf_opt.serving.engine_process.prompts import ANSWER_TOKEN
 from llm_perf_opt.serving.engine_process.step_time import Batch
 from llm_perf_opt.serving.requests import Traffic
 from llm_perf_opt.timing.step.step_table import RankStep, StepTable
 
-TOKEN = 7  # what every step samples; its value decides nothing
-_ONE = [TOKEN]  # shared: vLLM cuts such a list only behind its first token
+_ONE = [ANSWER_TOKEN]  # shared: vLLM cuts such a list only behind its first token
 _NONE: list[int] = []
 
 
@@ -49,7 +49,7 @@ class ChanceOfDrafts:
         self._names = list(scheduled.num_scheduled_tokens)
         drafts = scheduled.scheduled_spec_decode_tokens
         return [
-            [] if requests[name].is_prefill_chunk else [TOKEN] * (1 + self._right(len(drafts.get(name, ()))))
+            [] if requests[name].is_prefill_chunk else [ANSWER_TOKEN] * (1 + self._right(len(drafts.get(name, ()))))
             for name in self._names
         ]
 
@@ -61,7 +61,7 @@ class ChanceOfDrafts:
 
     def drafted(self) -> tuple[list[str], list[list[int]]]:
         """As many tokens for each sequence as the drafter may propose."""
-        return self._names, [[TOKEN] * self._drafts for _ in self._names]
+        return self._names, [[ANSWER_TOKEN] * self._drafts for _ in self._names]
 
 
 class RecordedTokens:
@@ -76,11 +76,11 @@ class RecordedTokens:
         """The tokens of the recorded step."""
         self._names = list(scheduled.num_scheduled_tokens)
         counts, self._next = next(self._left)
-        return [[TOKEN] * count for count in counts]
+        return [[ANSWER_TOKEN] * count for count in counts]
 
     def drafted(self) -> tuple[list[str], list[list[int]]]:
         """The drafts after the recorded step."""
-        return self._names, [[TOKEN] * count for count in self._next]
+        return self._names, [[ANSWER_TOKEN] * count for count in self._next]
 
 
 def chosen_sampler(speculation: Any, acceptance: float | None) -> Sampler:
@@ -107,7 +107,9 @@ def chosen_sampler(speculation: Any, acceptance: float | None) -> Sampler:
 
 def can_jump(traffic: Traffic) -> bool:
     """Whether requests come only when others end."""
-    return traffic.concurrency is not None and not any(request.arrival_s for request in traffic.requests)
+    return traffic.concurrency is not None and not any(
+        request.arrival_s or request.think_s for request in traffic.requests
+    )
 
 
 class JumpingSampler:
@@ -128,7 +130,7 @@ class JumpingSampler:
             0 if is_chunk else 1 + len(drafts.get(name, ())) for name, is_chunk in zip(self._names, chunks, strict=True)
         ]
         self._drafts = 0 if any(chunks) else self._quiet_steps(counts, requests)
-        return [[TOKEN] * count for count in counts]
+        return [[ANSWER_TOKEN] * count for count in counts]
 
     def _quiet_steps(self, counts: list[int], requests: Any) -> int:
         """Beyond the next step; no more than the engine's limits and the free cache allow."""
@@ -146,7 +148,7 @@ class JumpingSampler:
 
     def drafted(self) -> tuple[list[str], list[list[int]]]:
         """The same number of drafts for each sequence."""
-        return self._names, [[TOKEN] * self._drafts for _ in self._names]
+        return self._names, [[ANSWER_TOKEN] * self._drafts for _ in self._names]
 
 
 class JumpingTime:
