@@ -50,7 +50,8 @@ class Traffic:
     """Requests in the order in which they come.
 
     With `concurrency` a client keeps this many in flight, requests or sessions: each comes at its own time or when
-    there is room, whichever is later. `origin` says in words where they are from: a distribution with its seed, or a file.
+    there is room, whichever is later. `origin` says in words where they are from: a distribution with its seed, or a
+    file.
     """
 
     requests: tuple[Request, ...]

@@ -28,6 +28,8 @@ from llm_perf_opt.core.recent import Recent
 from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.queueing import Crowd, PromptQueue, RelayedQueue, most_read, poisson_chances
+from llm_perf_opt.serving.capacity.sessions import CacheLoad, HostCache, Reuse, SessionMean, found_tokens
+from llm_perf_opt.serving.held_memory import BLOCK_TOKENS
 from llm_perf_opt.serving.requests import Traffic
 from llm_perf_opt.serving.speculation import Speculation
 from llm_perf_opt.timing.step.request_time import FirstToken, time_to_first
@@ -36,6 +38,7 @@ from llm_perf_opt.timing.step.step_table import StepTable
 _DENSITY, _SPARSE = 2**0.25, 2**0.5  # from one number of sequences to the next
 _MOST_STATES = 64  # that a replica keeps, and as many steps and rates
 _ROUNDS, _CLOSE = 40, 1e-5  # until a step and the prompts that come in it agree
+_SETTLED, _USER_ROUNDS = 1e-3, 12  # for what turns find, and for the rate of users who think
 _ENDLESS = 50.0  # times the step without prompts: more prompts come than are read
 
 
@@ -43,18 +46,26 @@ _ENDLESS = 50.0  # times the step without prompts: more prompts come than are re
 class MeanRequest:
     """The mean of all requests. `image_tokens` are the tokens of the prompt that an encoder makes.
 
-    `shared_tokens` of the prompt are in the cache when a request comes, once for all requests: no step reads them.
+    `shared_tokens` of the prompt are in the cache when a request comes, once for all requests: no step reads them. Nor
+    are `resumed_tokens` read, which a turn of a `session` finds of the turns before it.
     """
 
     prompt_tokens: float
     output_tokens: float
     image_tokens: float = 0.0
     shared_tokens: float = 0.0
+    resumed_tokens: float = 0.0
+    session: SessionMean | None = None
+
+    @property
+    def found_tokens(self) -> float:
+        """Tokens of the prompt that are in the cache when a request comes."""
+        return self.shared_tokens + self.resumed_tokens
 
     @property
     def new_tokens(self) -> int:
         """Tokens of the prompt that a step has to read: at least the last one."""
-        return max(1, round(self.prompt_tokens - self.shared_tokens))
+        return max(1, round(self.prompt_tokens - self.found_tokens))
 
     @property
     def mean_context(self) -> float:
@@ -63,7 +74,7 @@ class MeanRequest:
 
 
 def mean_request(traffic: Traffic) -> MeanRequest:
-    """The mean of all requests. A shared prefix is in the cache after its first reader."""
+    """The mean of all requests. A shared prefix is in the cache after its first reader, a session with its turns."""
     requests = traffic.requests
     saved = 0
     seen: set[str] = set()
@@ -72,11 +83,30 @@ def mean_request(traffic: Traffic) -> MeanRequest:
             saved += request.prefix_tokens
         elif request.prefix is not None:
             seen.add(request.prefix)
+    session = _session_mean(traffic)
     return MeanRequest(
         prompt_tokens=sum(request.prompt_tokens for request in requests) / len(requests),
         output_tokens=sum(request.output_tokens for request in requests) / len(requests),
         image_tokens=sum(image.tokens for request in requests for image in request.images) / len(requests),
         shared_tokens=saved / len(requests),
+        resumed_tokens=0.0 if session is None else session.earlier_tokens,
+        session=session,
+    )
+
+
+def _session_mean(traffic: Traffic) -> SessionMean | None:
+    """What turns have in common with those before them: whole blocks, without the last token, which no step reads."""
+    by_id = {request.id: request for request in traffic.requests}
+    turns = [request for request in traffic.requests if request.after is not None]
+    if not turns:
+        return None
+    before = [by_id[turn.after] for turn in turns if turn.after is not None]
+    ends = [turn.prompt_tokens + turn.output_tokens - 1 for turn in before]
+    blocks = [end // BLOCK_TOKENS * BLOCK_TOKENS - turn.prefix_tokens for end, turn in zip(ends, before, strict=True)]
+    return SessionMean(
+        earlier_tokens=max(0, sum(blocks)) / len(by_id),
+        continued=len(turns) / len(by_id),
+        think_s=sum(turn.think_s for turn in turns) / len(turns),
     )
 
 
@@ -117,6 +147,23 @@ class SteadyState:
     crowd: Crowd | None = None
     next_s: float = 0.0
     tokens_per_step: float = 1.0  # that an answer gets of one step
+    reuse: Reuse | None = None  # what turns of sessions find in caches
+
+    @property
+    def away_s(self) -> float:
+        """What a user thinks for each request."""
+        return 0.0 if self.reuse is None else self.reuse.away_s
+
+    @property
+    def latency_s(self) -> float:
+        """The median time of a whole answer."""
+        return self.first_token_s + self.token_s * steps_after_prompt(self.output_tokens)
+
+    @property
+    def users(self) -> float:
+        """Sequences, and users that think or whose turns are loaded from host memory."""
+        load_s = 0.0 if self.reuse is None else self.reuse.load_s
+        return self.sequences + self.requests_per_s * (self.away_s + load_s)
 
     @property
     def steps(self) -> float:
@@ -142,6 +189,10 @@ class SteadyState:
 
     def first_token_at(self, share: float) -> float:
         """What a share of the requests waits at most. What clients see beyond the engine was measured in the median."""
+        return self._scheduled_first_token_at(share) + (0.0 if self.reuse is None else self.reuse.load_s)
+
+    def _scheduled_first_token_at(self, share: float) -> float:
+        """The same from when the cache of earlier turns is there."""
         if isinstance(self.queue, RelayedQueue):
             return self.queue.first_token_at(share)
         if self.client is None:
@@ -202,6 +253,8 @@ class SteadyReplica:
     speculation: Speculation | None = None
     layers: int = 1  # of the model, of which a drafter is one more
     reads_prompts: bool = True  # False: other GPUs do, and send what the cache has to hold
+    host: HostCache | None = None
+    reuse: Reuse | None = None  # of the load that is asked for; None: it follows from the state
     _known: Recent[int, SteadyState] = field(
         default_factory=lambda: Recent(_MOST_STATES), init=False, repr=False, compare=False
     )
@@ -240,7 +293,70 @@ class SteadyReplica:
 
     def at(self, sequences: int) -> SteadyState:
         """The steady state with this number of sequences decoding."""
-        return self._known.of(sequences, lambda: self._state(sequences))
+        return self._known.of(sequences, lambda: self._settled(sequences) if self._settles else self._state(sequences))
+
+    @property
+    def _settles(self) -> bool:
+        """Whether the load decides what turns find, which decides how long steps are."""
+        return self.mean.session is not None and self.reuse is None
+
+    def _finding(self, requests_per_s: float, in_flight: float) -> SteadyReplica:
+        """The replica where turns find what they do at this load."""
+        mean = self.mean
+        assert mean.session is not None, "only sessions have turns"
+        load = CacheLoad(
+            requests_per_s=requests_per_s,
+            end_tokens=mean.prompt_tokens + mean.output_tokens - mean.shared_tokens,
+            working_tokens=in_flight * (mean.mean_context - mean.shared_tokens),
+        )
+        reuse = found_tokens(mean.session, load, self.limits.cache_tokens - mean.shared_tokens, self._worthy_host)
+        return replace(self, mean=replace(mean, resumed_tokens=reuse.tokens), reuse=reuse)
+
+    @property
+    def _worthy_host(self) -> HostCache | None:
+        """Host memory, where its link is faster than computing what it has."""
+        mean, host = self.mean, self.host
+        if host is None or mean.session is None:
+            return None
+        plain = replace(mean, resumed_tokens=0.0)
+        saved_s = self._chunk_s(plain) - self._chunk_s(replace(mean, resumed_tokens=mean.session.earlier_tokens))
+        return host if host.tokens_per_s * saved_s > mean.session.earlier_tokens else None
+
+    def _chunk_s(self, mean: MeanRequest) -> float:
+        return self.table.seconds(0, 0, [(mean.new_tokens, round(mean.found_tokens))])
+
+    def _settled(self, sequences: int) -> SteadyState:
+        """Where more requests leave less in the cache, and as many come as the steps then answer."""
+        low, high = 0.0, self._finding(0.0, sequences)._state(sequences).requests_per_s
+        for _ in range(_ROUNDS):
+            state = self._finding(high, sequences)._state(sequences)
+            if state.requests_per_s >= high * (1 - _SETTLED) or high - low < _SETTLED * high:
+                break
+            middle = (low + high) / 2
+            answered = self._finding(middle, sequences)._state(sequences).requests_per_s
+            low, high = (low, middle) if answered < middle else (middle, high)
+        assert state.reuse is not None
+        return replace(state, requests_per_s=min(state.requests_per_s, state.reuse.most_per_s))
+
+    def at_users(self, users: float) -> SteadyState:
+        """The steady state of users who think between turns: by Little's law, at the rate at which all are somewhere.
+
+        Without thinking all of them wait for an answer.
+        """
+        away_s = 0.0 if self.mean.session is None else self.mean.session.away_s
+        if not away_s:
+            return self.at(min(self.most, max(1, ceil(users))))
+        low, high = 0.0, min(self.at(self.most).requests_per_s, users / away_s)
+        best = self.at(1)
+        for _ in range(_USER_ROUNDS):
+            middle = (low + high) / 2
+            replica = self._finding(middle, users - middle * away_s)
+            state = replace(replica, is_closed=False).at_rate(middle)
+            if state is None or middle * (away_s + state.latency_s) > users:
+                high = middle
+            else:
+                low, best = middle, state
+        return best
 
     def _state(self, sequences: int) -> SteadyState:
         mean = self.mean
@@ -265,6 +381,7 @@ class SteadyReplica:
             ),
             client=self.client,
             tokens_per_step=self._kept,
+            reuse=self.reuse,
         )
 
     @property
@@ -287,7 +404,7 @@ class SteadyReplica:
         """A prompt with no other sequence in the step; where prompts are read elsewhere, a step of one sequence."""
         if not self.reads_prompts:
             return self._plain_s(1)
-        chunk, table = (self.mean.new_tokens, round(self.mean.shared_tokens)), self.table
+        chunk, table = (self.mean.new_tokens, round(self.mean.found_tokens)), self.table
         seconds = self._readings.of((0, 1), lambda: (table.seconds(0, 0, [chunk], round(self.mean.image_tokens)),))
         return seconds[0] + table.host_s
 
@@ -309,7 +426,7 @@ class SteadyReplica:
 
     def _steps_reading(self, sequences: int, most: int) -> tuple[float, ...]:
         mean, table = self.mean, self.table
-        cached, prompt, shared = round(sequences * mean.mean_context), mean.new_tokens, round(mean.shared_tokens)
+        cached, prompt, shared = round(sequences * mean.mean_context), mean.new_tokens, round(mean.found_tokens)
         image, budget = round(mean.image_tokens), self._budget(sequences)
         drafted, draft_s = sequences * (self._rows - 1), self._draft_s(sequences) + table.host_s
         plain = table.seconds(sequences, cached, drafted_tokens=drafted) + draft_s
@@ -333,11 +450,24 @@ class SteadyReplica:
 
     def at_rate(self, requests_per_s: float) -> SteadyState | None:
         """The steady state with random arrivals at this rate; None: the replica cannot answer as many."""
-        return self._at_rates.of(requests_per_s, lambda: self._at_rate(requests_per_s))
+        how = self._settled_at_rate if self._settles else self._at_rate
+        return self._at_rates.of(requests_per_s, lambda: how(requests_per_s))
+
+    def _settled_at_rate(self, requests_per_s: float) -> SteadyState | None:
+        """Where as many are in flight as their answers take, which leaves less of the cache to turns that come."""
+        in_flight = 0.0
+        for _ in range(_ROUNDS):
+            state = self._finding(requests_per_s, in_flight)._at_rate(requests_per_s)
+            if state is None:
+                return None
+            last, in_flight = in_flight, requests_per_s * state.latency_s
+            if abs(in_flight - last) < _SETTLED * in_flight:
+                break
+        return state
 
     def _at_rate(self, requests_per_s: float) -> SteadyState | None:
         most = self.at(self.most)
-        if most.requests_per_s < requests_per_s:
+        if most.requests_per_s < requests_per_s or (self.reuse and self.reuse.most_per_s < requests_per_s):
             return None
         at, steps, plain = np.array([(n, *self._open_step(n, requests_per_s)) for n in self._numbers(_SPARSE)]).T
         numbers = np.arange(1, self.most + 1)

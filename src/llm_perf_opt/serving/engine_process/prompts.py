@@ -1,4 +1,4 @@
-"""Token ids of prompts: two prompts are equal where their requests share a prefix, a block or a session, and nowhere else.
+"""Token ids of prompts: equal where requests share a prefix, a block or a session, and nowhere else.
 
 A turn of a session repeats the answers before it, so all answers are made of the token that fills prompts.
 """
