@@ -19,6 +19,13 @@ from llm_perf_opt.core.report import Level, Note, Report, counted
 from llm_perf_opt.core.units import format_bytes, format_number_of, format_ratio, format_seconds
 from llm_perf_opt.core.workload import ANSWER_TOKENS
 from llm_perf_opt.serving.adapters import adapter_bytes, read_lora
+from llm_perf_opt.serving.capacity.asked_traffic import (
+    SAMPLE,
+    AskedTraffic,
+    has_drawn_lengths,
+    mean_of,
+    require_sessions,
+)
 from llm_perf_opt.serving.capacity.disaggregated import UnknownLink
 from llm_perf_opt.serving.capacity.fleets import read_deadline
 from llm_perf_opt.serving.capacity.outcome import ReplayOutcome, Slo, read_slo
@@ -43,14 +50,14 @@ from llm_perf_opt.serving.capacity.sizing_report import (
     frontier_chart,
     plans_table,
     replayed_table,
+    session_notes,
     times_chart,
 )
-from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import ServedDescription, ServedModel, engine_folder, known_model
 from llm_perf_opt.serving.served_trace import served_origin
 from llm_perf_opt.serving.speculation import read_speculation
-from llm_perf_opt.serving.traffic_text import DeclaredTraffic, Fixed, read_declared
+from llm_perf_opt.serving.traffic_text import DeclaredTraffic
 from llm_perf_opt.timing.kernels.tables import missing_packages
 from llm_perf_opt.timing.rate_sources import DEFAULT_KERNEL_ENGINE, ENGINES
 from llm_perf_opt.timing.step.engine_blocks import LoraAdapters
@@ -60,9 +67,8 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 
 log = logging.getLogger(__name__)
 
-_SAMPLE = 1000  # the mean of this many requests represents all
 _ALL_TO_ALL = "deepep_low_latency"  # vLLM's own choice sends every row to every rank
-_MOST_REPLAYED, _ROUNDS = 3, 8  # fleets, and requests of each user
+_MOST_REPLAYED, _ROUNDS, _SESSIONS = 3, 8, 2  # fleets, and requests and sessions of each user
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -157,6 +163,7 @@ class ServeAnswer(Answer):
             yield Note(
                 f"A request has {length:,} tokens, and the model was trained for at most {trained:,}.", Level.WARNING
             )
+        yield from session_notes(self.best or next(iter(self.fleets), None))
         yield from _transfer_notes(self.best)
         yield from _lora_notes(self.best or next(iter(self.fleets), None))
         yield from _speculation_notes(self.best or next(iter(self.fleets), None))
@@ -254,6 +261,7 @@ def serve(
     replay: bool = False,
     speculate: str | None = None,
     shared_prefix: float | None = None,
+    sessions: str | None = None,
     disaggregate: bool = False,
     lora: str | None = None,
     max_gpus: int = MOST_GPUS,
@@ -272,6 +280,8 @@ def serve(
     - `replay`: the best fleets also through the own scheduler of vLLM or SGLang, which has to be installed.
     - `speculate`: `mtp:3@0.8`, `eagle:4@0.7` or `ngram:4@0.3`: who drafts, drafts in a step, and how many are kept.
     - `shared_prefix`: the share of each prompt, from 0 to 1, that is the same in all and stays in the cache.
+    - `sessions`: `turns=8,grow=500,think=10s`: each prompt is all before it and new tokens; `input` is of first turns.
+    - `kv_offload`: `200GiB`: host memory of a replica for what leaves the GPU's cache, loaded where that is faster.
     - `disaggregate`: prefill and decode on separate GPUs, with the counts and plans of both searched.
     - `lora`: `64x16`: 64 adapters of rank 16 in the memory of every replica, each asked for as often as the others.
     - `tp`, `ep`, `pp`, `attention_dp`, `replicas`, `max_sequences`, `max_batched_tokens`: default: all are considered.
@@ -279,17 +289,19 @@ def serve(
     """
     slo = read_slo(slo) if isinstance(slo, str) else slo
     choices, engines = _choices(gpus, max_gpus, devices_file), _engines(engine)
-    deadline, declared = read_deadline(pages, within), _declared(input, output, users, rate, page, pages, shared_prefix)
+    deadline = read_deadline(pages, within)
+    declared = AskedTraffic(input, output, users, rate, page, pages, shared_prefix, sessions).declared()
     _require_replayable({"disaggregate": disaggregate, "have adapters": lora, "speculate": speculate} if replay else {})
+    require_sessions(declared, kv_offload=workload.get("kv_offload"), is_disaggregated=disaggregate)
     space = replace(taken_plan(workload, slo, is_alone=False), speculation=read_speculation(speculate))
     models = _served(model, declared, engines, workload, _adapters(lora, engines), is_known=devices_file is None)
     demand = Demand(
-        mean=_mean_of(declared, models[0]),
+        mean=mean_of(declared, models[0].page_tokens),
         users=users,
         requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
         deadline=deadline,
         slo=slo,
-        has_drawn_lengths=_has_drawn_lengths(declared),
+        has_drawn_lengths=has_drawn_lengths(declared),
         is_engine_only=engine_only,
         max_gpus=max_gpus,
     )
@@ -343,17 +355,6 @@ def _require_replayable(asked: Mapping[str, object]) -> None:
     if wrong := [what for what, value in asked.items() if value]:
         why = "a replay has one scheduler and the steps of the model alone"
         raise UsageError(f"Replays do not {wrong[0]}.", why=why, fix="leave one of the two out")
-
-
-def _has_drawn_lengths(declared: DeclaredTraffic) -> bool:
-    return not (isinstance(declared.output, Fixed) and isinstance(declared.prompt, Fixed | None))
-
-
-def _mean_of(declared: DeclaredTraffic, served: ServedModel) -> MeanRequest:
-    """The mean request: of a sample where requests differ."""
-    is_drawn = _has_drawn_lengths(declared) or declared.pages is not None or declared.prefixes is not None
-    requests = _SAMPLE if is_drawn else 1
-    return mean_request(replace(declared, requests=requests, duration_s=None).traffic(served.page_tokens))
 
 
 def _served(
@@ -421,10 +422,11 @@ def _replayed(
             for name in {fleet.engine for fleet in chosen}
         }
         for fleet in chosen:
-            at_once = fleet.demand.users or fleet.replicas * fleet.state.sequences
-            own = replace(declared, requests=max(_SAMPLE, _ROUNDS * at_once))
+            at_once = fleet.demand.users or round(fleet.replicas * fleet.state.users)
+            rounds = max(_ROUNDS, 0 if declared.sessions is None else _SESSIONS * declared.sessions.turns)
+            own = replace(declared, requests=max(SAMPLE, rounds * at_once))
             if declared.arrivals is None:
-                own = replace(declared, requests=_ROUNDS * at_once, concurrency=at_once)
+                own = replace(declared, requests=rounds * at_once, concurrency=at_once)
             requests = own.traffic(fleet.candidate.served.page_tokens)
             candidate = replace(fleet.candidate, replicas=fleet.replicas)
             outcomes.append((fleet, opened[fleet.engine].outcome(candidate, requests)))
@@ -471,50 +473,6 @@ def _choices(gpus: str, max_gpus: int, devices_file: Path | None) -> list[GpuCho
     if not choices:
         raise UsageError("No GPU is named.", why="the list is empty", fix="write --gpus l4,h100-sxm,h200-sxm")
     return choices
-
-
-def _declared(
-    prompt: str | int | None,
-    output: str | int,
-    users: int | None,
-    rate: str | None,
-    page: str | None,
-    pages: int | None,
-    shared_prefix: float | None,
-) -> DeclaredTraffic:
-    """The demand as traffic, so that its words mean what they mean there."""
-    given = [name for name, value in (("--users", users), ("--rate", rate), ("--pages", pages)) if value is not None]
-    if len(given) > 1:
-        raise UsageError(
-            f"{' and '.join(given)} exclude each other.",
-            why="users wait for their answers, a rate arrives by itself, and pages are there from the start",
-            fix="give only one of them",
-        )
-    if prompt is None and page is None:
-        raise UsageError(
-            "The prompt length is missing.",
-            why="neither --input nor --page is given",
-            fix="write --input 4000 --output 500",
-        )
-    clients = f"at_once={users or 1} requests={_SAMPLE}" if rate is None else f"rate={rate}"
-    words = [clients, f"output={output}"]
-    words += _prompt_words(prompt, shared_prefix) if prompt is not None or shared_prefix is not None else []
-    words += [f"pages={page}"] if page is not None else []
-    return read_declared(" ".join(words))
-
-
-def _prompt_words(prompt: str | int | None, shared_prefix: float | None) -> list[str]:
-    """The prompt of a request and, before it, what all requests begin with."""
-    if shared_prefix is None:
-        return [f"prompt={prompt}"]
-    if not 0 <= shared_prefix <= 1 or not str(prompt).isdigit():
-        raise UsageError(
-            f"A shared prefix of {shared_prefix:g} of {prompt} tokens is not clear.",
-            why="it is a share from 0 to 1 of a prompt of one length",
-            fix="write --input 4000 --shared-prefix 0.6",
-        )
-    shared = round(int(str(prompt)) * shared_prefix)
-    return [f"prompt={max(1, int(str(prompt)) - shared)}", *([f"prefixes=1x{shared}"] if shared else [])]
 
 
 def _speculation_notes(fleet: SizedFleet | None) -> Iterator[Note]:

@@ -48,6 +48,7 @@ _IN_TRAFFIC = (
     "replay",
     "speculate",
     "shared_prefix",
+    "sessions",
     "disaggregate",
     "lora",
 )  # what requests say for themselves
@@ -96,6 +97,15 @@ class DemandOptions(OptionRecord):
     )
     shared_prefix: float | None = option(
         None, metavar="SHARE", help="Share of each prompt that all requests begin with, and find in the cache: 0.6."
+    )
+    sessions: str | None = option(
+        None,
+        metavar="TURNS",
+        help="Requests are turns of sessions: turns=8,grow=500,think=10s. Each prompt is all before it and new tokens; "
+        "--input is the first.",
+    )
+    kv_offload: str | None = option(
+        None, metavar="SIZE", help="Host memory of each replica for blocks that leave the GPU's KV cache: 200GiB."
     )
     disaggregate: bool = option(
         False, help="Prefill and decode on separate GPUs: search the number and the plan of both kinds of workers."

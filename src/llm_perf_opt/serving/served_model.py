@@ -28,6 +28,7 @@ from llm_perf_opt.costs.run_description import deployment_notes
 from llm_perf_opt.serving.adapters import adapter_bytes, require_adaptable
 from llm_perf_opt.serving.capacity.fleets import Considered
 from llm_perf_opt.serving.capacity.outcome import Slo
+from llm_perf_opt.serving.capacity.sessions import HostCache, host_cache
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest, ReplicaLimits, SteadyReplica, most_requests
 from llm_perf_opt.serving.engine_settings import EngineSettings, SeenDevice, cache_argument
 from llm_perf_opt.serving.engines import BatchLimits, default_limits
@@ -70,6 +71,7 @@ class Replica:
     considered: Considered
     steady: SteadyReplica
     fit: ServingFit
+    host_bytes: int | None = None  # for blocks that leave the cache
 
     @property
     def table(self) -> StepTable:
@@ -239,9 +241,10 @@ class ServedModel:
         is_closed: bool = False,
         client: FirstToken | None = None,
         speculation: Speculation | None = None,
+        host_bytes: int | None = None,
     ) -> Replica | None:
         """The plan on this device, or in a cluster of them; None: the weights leave no room for a mean request."""
-        options = max_sequences, max_batched_tokens, is_closed, client, speculation
+        options = max_sequences, max_batched_tokens, is_closed, client, speculation, host_bytes
         return self._replicas.of(
             (device.id, str(cluster), plan, mean, slo, *options),
             lambda: self._replica(device, plan, mean, slo, cluster, *options),
@@ -259,6 +262,7 @@ class ServedModel:
         is_closed: bool,
         client: FirstToken | None,
         speculation: Speculation | None,
+        host_bytes: int | None,
     ) -> Replica | None:
         defaults = default_limits(device)
         limits = replace(
@@ -293,6 +297,7 @@ class ServedModel:
             client=client,
             speculation=speculation,
             layers=self.layers,
+            host=None if host_bytes is None else self._host(host_bytes, device, plan, length),
         )
         states = tuple(steady.states())
         considered = Considered(
@@ -305,7 +310,11 @@ class ServedModel:
             states=states,
             best=most_requests(states, slo),
         )
-        return Replica(considered=considered, steady=steady, fit=fit)
+        return Replica(considered=considered, steady=steady, fit=fit, host_bytes=host_bytes)
+
+    def _host(self, host_bytes: int, device: Device, plan: ParallelPlan, length: int) -> HostCache:
+        rank_bytes = self.cache_bytes(device, plan, length) / length
+        return host_cache(host_bytes, device, rank_bytes, plan.tp * plan.pp, plan.attention_dp)
 
     @property
     def layers(self) -> int:
@@ -337,6 +346,7 @@ class ServedModel:
             more={
                 **({} if speculation is None else {"speculative_config": speculation.vllm_setting()}),
                 **({} if (lora := self.lora) is None else _lora_settings(lora)),
+                **({} if replica.host_bytes is None else _offload_settings(replica.host_bytes, considered.plan)),
             },
         )
 
@@ -355,10 +365,12 @@ class ServedModel:
         if (state := considered.best) is None:
             return {}
         plan = considered.plan
+        if state.reuse is not None:
+            mean = replace(mean, resumed_tokens=state.reuse.tokens)
         prompt, prompts = mean.new_tokens, state.sequences / state.steps if reads_prompts else 0.0
         forwards = (
             (1.0, Forward(sequences=state.sequences, queries=1, keys=round(mean.mean_context))),
-            (prompts, Forward(sequences=1, queries=prompt, keys=prompt + round(mean.shared_tokens))),
+            (prompts, Forward(sequences=1, queries=prompt, keys=prompt + round(mean.found_tokens))),
         )
         times = self._steps.forwards(cluster.device, plan, cluster, [forward for _, forward in forwards])
         seconds_of = Counter[str]()
@@ -436,6 +448,11 @@ def _with_more_weights(fit: ServingFit, more_bytes: int) -> ServingFit:
 
 def _lora_settings(lora: LoraAdapters) -> dict[str, Json]:
     return {"enable_lora": True, "max_loras": lora.count, "max_lora_rank": lora.rank}
+
+
+def _offload_settings(host_bytes: int, plan: ParallelPlan) -> dict[str, Json]:
+    """Gibibytes for each engine of vLLM, of which a replica has one for each group."""
+    return {"kv_offloading_size": host_bytes / 2**30 / plan.attention_dp}
 
 
 _MODELS = Recent[str, ServedModel](_MOST_MODELS)

@@ -1,4 +1,4 @@
-"""Turns of sessions by hand: a step is a constant and something for each new token, and caches hold all, part or none."""
+"""Turns of sessions by hand: a step is a constant and something for each new token; caches hold all, part or none."""
 
 from __future__ import annotations
 

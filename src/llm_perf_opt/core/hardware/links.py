@@ -109,6 +109,15 @@ class LinkTable:
         )
 
 
+def host_link(device: Device, devices_file: Path | None = None) -> Link | None:
+    """What joins a GPU to the memory of its host: the link of a superchip, or the device's PCIe. None: not known."""
+    links, pcie = load_links(devices_file).links, str(device.facts.get("pcie", ""))
+    if "Superchip" in str(device.facts.get("form_factor", "")):
+        return links.get("nvlink-c2c")
+    generation, _, lanes = pcie.partition(" x")
+    return links.get(f"pcie-{generation.partition('.')[0]}-x{lanes}")
+
+
 # Links and nodes as TOML: tables `[links.<id>]` and `[nodes.<device>]`, in the file of devices or in one of their own.
 #
 # Like a table of devices it speaks in the units of data sheets, and is read with every mistake named.

@@ -88,7 +88,7 @@ class WorkerPair:
         """Steps in which every group reads one prompt, two and so on; one that takes several steps is read alone."""
         steady, mean, table = self.prefill, self.prefill.mean, self.prefill.table
         budget = steady.limits.batched_tokens // table.groups
-        prompt, shared, image = mean.new_tokens, round(mean.shared_tokens), round(mean.image_tokens)
+        prompt, shared, image = mean.new_tokens, round(mean.found_tokens), round(mean.image_tokens)
 
         def step(chunks: list[tuple[int, int]], images: int) -> float:
             own = RankStep(decoding=0, cached_tokens=0, chunks=chunks, image_tokens=images)

@@ -14,6 +14,7 @@ from llm_perf_opt.core.hardware.links import Cluster, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.core.units import format_number_of
 from llm_perf_opt.serving.capacity.outcome import Slo
+from llm_perf_opt.serving.capacity.sessions import read_host_bytes
 from llm_perf_opt.serving.capacity.steady_state import MeanRequest
 from llm_perf_opt.serving.engine_settings import SeenDevice
 from llm_perf_opt.serving.served_model import Replica, ServedModel
@@ -36,6 +37,7 @@ class SearchSpace:
     max_batched_tokens: tuple[int | None, ...]
     slo: Slo | None
     speculation: Speculation | None = None
+    host_bytes: int | None = None  # for blocks that leave the cache of a replica
 
 
 def taken_plan(workload: dict[str, Any], slo: Slo | None, *, is_alone: bool) -> SearchSpace:
@@ -54,6 +56,7 @@ def taken_plan(workload: dict[str, Any], slo: Slo | None, *, is_alone: bool) -> 
         max_sequences=_numbers(given["max_sequences"], "max_sequences"),
         max_batched_tokens=_numbers(given["max_batched_tokens"], "max_batched_tokens"),
         slo=slo,
+        host_bytes=read_host_bytes(workload.pop("kv_offload", None)),
     )
 
 
@@ -114,6 +117,7 @@ def candidates(
                 is_closed=is_closed,
                 client=client,
                 speculation=space.speculation,
+                host_bytes=space.host_bytes,
             )
             if replica is None:
                 refused.append(f"{cluster.device.id} {plan.describe()}")

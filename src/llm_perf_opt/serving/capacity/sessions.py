@@ -11,10 +11,18 @@ What only the host has is loaded over its link, one load after another, before t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import exp, inf
 
+from llm_perf_opt.core.errors import UsageError
+from llm_perf_opt.core.hardware.device import Device
+from llm_perf_opt.core.hardware.links import host_link
+from llm_perf_opt.core.plain_text import visible
+
 _ROUNDS = 60  # of halving the time that a cache keeps
+_SIZE = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*(GiB|TiB)", re.IGNORECASE)
+_GIBI, _TEBI = 2**30, 2**40
 _FULL = 0.99  # of a link: beyond, loads wait without end
 
 
@@ -37,11 +45,12 @@ class SessionMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCache:
-    """Blocks of the cache in host memory; `tokens_per_s` is what one rank's `link` brings back, all ranks at once."""
+    """Blocks of the cache in host memory. `tokens_per_s` is what the links of all ranks of one group bring back."""
 
     tokens: float
     tokens_per_s: float
-    link: str
+    link: str  # of each rank
+    groups: int = 1  # of ranks, each with a scheduler and links of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,37 @@ class CacheLoad:
     working_tokens: float  # that belong to requests in a step or waiting for one
 
 
+def read_host_bytes(text: str | None) -> int | None:
+    """`200GiB`: host memory of one replica."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not float(match[1]):
+        raise UsageError(
+            f"{visible(text)[:40]!r} is not an amount of host memory.",
+            why="it is a number above zero with its unit, GiB or TiB, for all GPUs of a replica together",
+            fix="write --kv-offload 200GiB",
+        )
+    return round(float(match[1]) * (_TEBI if match[2].lower() == "tib" else _GIBI))
+
+
+def host_cache(host_bytes: int, device: Device, rank_bytes_per_token: float, ranks: int, groups: int) -> HostCache:
+    """Host memory of a replica whose groups of ranks keep this much of each token on each rank."""
+    link = host_link(device)
+    if link is None:
+        raise UsageError(
+            f"The link of {device.name} to host memory is not known.",
+            why="the table of devices states no PCIe for it that the table of links has",
+            fix="leave --kv-offload out, or choose another GPU: llm-perf-opt devices list",
+        )
+    return HostCache(
+        tokens=host_bytes / (rank_bytes_per_token * ranks),
+        tokens_per_s=link.bytes_per_s / rank_bytes_per_token,
+        link=link.name,
+        groups=groups,
+    )
+
+
 def found_tokens(session: SessionMean, load: CacheLoad, gpu_tokens: float, host: HostCache | None) -> Reuse:
     """What a turn finds with this much room on the GPU and in host memory."""
     on_gpu = session.earlier_tokens * _kept_share(session, load, gpu_tokens)
@@ -76,12 +116,12 @@ def found_tokens(session: SessionMean, load: CacheLoad, gpu_tokens: float, host:
         return Reuse(gpu_tokens=on_gpu, away_s=session.away_s)
     on_host = max(0.0, session.earlier_tokens * _kept_share(session, load, host.tokens) - on_gpu)
     each_s = on_host / host.tokens_per_s
-    busy = min(_FULL, load.requests_per_s * each_s)
+    busy = min(_FULL, load.requests_per_s / host.groups * each_s)
     return Reuse(
         gpu_tokens=on_gpu,
         host_tokens=on_host,
         load_s=each_s * (1 + busy / (2 * (1 - busy))),
-        most_per_s=_FULL / each_s if each_s else inf,
+        most_per_s=_FULL * host.groups / each_s if each_s else inf,
         away_s=session.away_s,
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from llm_perf_opt.core.hardware.links import Cluster, load_links, parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
-from llm_perf_opt.core.workload import steps_after_prompt
 from llm_perf_opt.serving.capacity.fleets import Deadline
 from llm_perf_opt.serving.capacity.outcome import Slo
 from llm_perf_opt.serving.capacity.search import PlanCandidate, SearchSpace, candidates
@@ -141,7 +140,7 @@ class SizedFleet:
         users = self.demand.users
         if users is None:
             return self.replicas * self.state.requests_per_s
-        return users / self._latency_s
+        return users / (self.state.latency_s + self.state.away_s)
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -151,12 +150,7 @@ class SizedFleet:
     @property
     def users(self) -> float:
         """Requests in the system at once, by Little's law."""
-        return self.requests_per_s * self._latency_s
-
-    @property
-    def _latency_s(self) -> float:
-        """The median time of a whole answer."""
-        return self.state.first_token_s + self.state.token_s * steps_after_prompt(self.demand.mean.output_tokens)
+        return self.requests_per_s * self.state.latency_s
 
     @property
     def tpot(self) -> ServedTime:
@@ -308,13 +302,13 @@ def sized(candidate: PlanCandidate, choice: GpuChoice, demand: Demand) -> SizedF
         )
     most = _most_users(candidate, demand) if demand.users is not None else best.sequences
     replicas = given or _replicas(demand, best, most)
-    if given is None and demand.requests_per_s is not None:
-        replicas = _enough(candidate, demand.requests_per_s, demand, replicas)
+    if given is None and (demand.requests_per_s is not None or (demand.users is not None and best.away_s)):
+        replicas = _enough(candidate, demand, replicas, best)
     state = _working(candidate, demand, replicas, best)
     broken = None
     if state is None:
         state, broken = best, "queue"
-    elif demand.users is not None and ceil(demand.users / replicas) > steady.most:
+    elif demand.users is not None and demand.users / replicas > steady.at(steady.most).users:
         broken = "cache"
     elif not state.keeps(demand.slo):
         broken = (demand.slo and state.broken(demand.slo)) or "queue"
@@ -337,7 +331,7 @@ def _most_users(candidate: PlanCandidate, demand: Demand) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if steady.at(middle).keeps(demand.slo) else (low, middle)
-    return low
+    return max(low, int(steady.at(low).users))
 
 
 def _replicas(demand: Demand, best: SteadyState, most_users: int) -> int:
@@ -349,15 +343,16 @@ def _replicas(demand: Demand, best: SteadyState, most_users: int) -> int:
     return 1 if per_s is None else max(1, ceil(per_s / best.requests_per_s - 1e-9))
 
 
-def _enough(candidate: PlanCandidate, requests_per_s: float, demand: Demand, fewest: int) -> int:
+def _enough(candidate: PlanCandidate, demand: Demand, fewest: int, best: SteadyState) -> int:
     """The smallest number of replicas, from `fewest` on, that meets the limits with random arrivals too.
 
-    Random arrivals make longer steps than a constant number of decoding sequences. `fewest` also where none does.
+    Random arrivals make longer steps than a constant number of decoding sequences, and users who think come at random.
+    `fewest` also where none does.
     """
     most = max(fewest, demand.max_gpus // candidate.replica.considered.plan.replica_ranks)
 
     def keeps(count: int) -> bool:
-        state = candidate.replica.steady.at_rate(requests_per_s / count)
+        state = _working(candidate, demand, count, best)
         return state is not None and state.keeps(demand.slo)
 
     low, high = fewest - 1, fewest
@@ -375,7 +370,7 @@ def _working(candidate: PlanCandidate, demand: Demand, replicas: int, best: Stea
     """The steady state of one replica; None: more requests arrive than it can answer."""
     steady = candidate.replica.steady
     if demand.users is not None:
-        return steady.at(min(steady.most, ceil(demand.users / replicas)))
+        return steady.at_users(demand.users / replicas)
     if demand.requests_per_s is not None:
         return steady.at_rate(demand.requests_per_s / replicas)
     return best

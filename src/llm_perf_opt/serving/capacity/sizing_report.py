@@ -12,9 +12,11 @@ from llm_perf_opt.core.report import (
     Chart,
     Column,
     Kind,
+    Level,
     Line,
     LineChart,
     Mark,
+    Note,
     Series,
     Table,
     counted,
@@ -61,9 +63,42 @@ def answer_lines(fleets: Sequence[SizedFleet], demand: Demand, why_none: str | N
     best = meeting[0]
     return (
         f"{_take(best, demand)}: {_times_text(best, demand)}.",
-        f"{_rates(best)}. {_bill(best)}{_bottleneck(best)}.",
+        f"{_rates(best)}. {_bill(best)}{_bottleneck(best)}.{_found_text(best)}",
         _others(best, meeting[1:], [fleet for fleet in fleets if fleet.broken is not None]),
     )
+
+
+def _found_text(fleet: SizedFleet) -> str:
+    """What a turn of a session finds of its prompt, and where; nothing without sessions."""
+    if (reuse := fleet.state.reuse) is None:
+        return ""
+    mean, host = fleet.demand.mean, fleet.candidate.replica.steady.host
+    found = f"{reuse.tokens + mean.shared_tokens:,.0f} of {mean.prompt_tokens:,.0f}"
+    where = ""
+    if reuse.host_tokens:
+        loaded = f"{reuse.host_tokens:,.0f} of them in host memory, loaded in {format_seconds(reuse.load_s)}"
+        where = f" ({loaded} on average)"
+    elif host is not None:
+        where = " (none in host memory)"
+    return f" Each turn finds {found} prompt tokens in cache{where}."
+
+
+def session_notes(fleet: SizedFleet | None) -> Iterator[Note]:
+    """What the answer takes for granted of sessions and of host memory."""
+    if fleet is None or (session := fleet.demand.mean.session) is None:
+        return
+    yield Note(
+        f"Users think {format_seconds(session.think_s)} between an answer and the next turn on average, with "
+        "exponential times, and all turns of a session go to the same replica."
+    )
+    if (host := fleet.candidate.replica.steady.host) is not None:
+        is_used = fleet.candidate.replica.steady.worthy_host is not None
+        yield Note(
+            f"Host memory holds {host.tokens:,.0f} tokens and brings back {host.tokens_per_s:,.0f} a second over "
+            f"{host.link}, by its data sheet. "
+            + ("" if is_used else "Computing a prompt again is faster: leave --kv-offload out."),
+            Level.INFO if is_used else Level.WARNING,
+        )
 
 
 def _rate(requests_per_s: float) -> str:

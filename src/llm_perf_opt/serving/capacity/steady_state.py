@@ -309,11 +309,11 @@ class SteadyReplica:
             end_tokens=mean.prompt_tokens + mean.output_tokens - mean.shared_tokens,
             working_tokens=in_flight * (mean.mean_context - mean.shared_tokens),
         )
-        reuse = found_tokens(mean.session, load, self.limits.cache_tokens - mean.shared_tokens, self._worthy_host)
+        reuse = found_tokens(mean.session, load, self.limits.cache_tokens - mean.shared_tokens, self.worthy_host)
         return replace(self, mean=replace(mean, resumed_tokens=reuse.tokens), reuse=reuse)
 
     @property
-    def _worthy_host(self) -> HostCache | None:
+    def worthy_host(self) -> HostCache | None:
         """Host memory, where its link is faster than computing what it has."""
         mean, host = self.mean, self.host
         if host is None or mean.session is None:
