@@ -97,7 +97,11 @@ class Replays:
         replica = candidate.replica
         device = candidate.cluster.device
         settings = candidate.served.settings(self._folder, device, replica, candidate.seen)
-        return ReplayJob(settings=settings, traffic=traffic, table=replica.table, slower=factor)
+        host = replica.steady.host
+        speed = None if host is None else host.tokens_per_s
+        return ReplayJob(
+            settings=settings, traffic=traffic, table=replica.table, slower=factor, host_tokens_per_s=speed
+        )
 
     def _fewest(self, candidate: PlanCandidate, traffic: Traffic, slo: Slo | None) -> int | None:
         """The smallest number of replicas that meets the SLO, found on the share of one of them.

@@ -24,7 +24,8 @@ class ReplayJob:
 
     `slower` multiplies the times of the table: the factor of a band. `acceptance` is the chance that a drafted token
     is right, where the settings ask for speculation. vLLM's own routing deals requests to `replicas` engines. Engines
-    that share experts step together, and the table then gives the step of all of them.
+    that share experts step together, and the table then gives the step of all of them. `host_tokens_per_s` is the link
+    to host memory, where the settings keep blocks of the cache there.
     """
 
     settings: EngineSettings
@@ -36,6 +37,7 @@ class ReplayJob:
     replicas: int = 1
     shares_experts: bool = False
     has_jumps: bool = False  # steps between two events in one, by drafts that are all right: inside/jumps.py
+    host_tokens_per_s: float | None = None
     keeps_batches: bool = False  # what each step computed comes with the answer
 
 

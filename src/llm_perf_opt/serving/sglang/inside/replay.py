@@ -44,6 +44,7 @@ def require_replayable(job: ReplayJob) -> None:
         (plan.pp > 1, "pipelines", "each stage has a scheduler of its own there"),
         (plan.attention_dp > 1, "groups with attention of their own", "their schedulers agree on every step"),
         (job.settings.cache_dtype not in ("auto", "fp8", "bfloat16"), "this type of cache", "its own are others"),
+        (job.host_tokens_per_s is not None, "host memory for the cache", "threads of its own copy it"),
         (job.replicas > 1, "several replicas in one job", "its router is another program"),
         (bool(pools), f"a cache with {pools}", "their pool shares the memory with keys and values, and is not sized"),
         (job.has_jumps or job.acceptance is not None, "speculation", "its draft workers run models"),

@@ -22,6 +22,7 @@ from llm_perf_opt.core.target import Json
 from llm_perf_opt.serving.engine_process.clock import Clock, StepLog
 from llm_perf_opt.serving.engine_settings import EngineSettings
 from llm_perf_opt.serving.vllm.inside.batches import batch_of
+from llm_perf_opt.serving.vllm.inside.host_memory import POLL_S, HostTransfers
 from llm_perf_opt.serving.vllm.inside.launches import Due, Launches
 from llm_perf_opt.serving.vllm.inside.sampling import Sampler
 from llm_perf_opt.serving.vllm.inside.stand_ins import stand_in
@@ -113,9 +114,21 @@ class VirtualExecutor(Executor):
             "compile_or_warm_up_model": lambda: CompilationTimes(0.0, 0.0),
         }
 
-    def begin(self, launches: Launches, sampler: Sampler, *, keeps_batches: bool = False) -> None:
-        """A new replay on devices that are idle, with an empty log."""
+    def begin(
+        self,
+        launches: Launches,
+        sampler: Sampler,
+        *,
+        keeps_batches: bool = False,
+        host_tokens_per_s: float | None = None,
+    ) -> None:
+        """A new replay on devices that are idle, with an empty log, and a link to the memory of the host."""
         self._launches, self._sampler = launches, sampler
+        self._transfers: HostTransfers | None = None
+        if self.vllm_config.kv_transfer_config is not None:
+            assert host_tokens_per_s is not None, "settings with host memory come with its link"
+            block_tokens = self.vllm_config.cache_config.block_size
+            self._transfers = HostTransfers(host_tokens_per_s, block_tokens, self.parallel_config.world_size)
         self.clock = launches.clock
         self._none = Due(self.clock, 0.0, None)
         self.log = StepLog(keeps_batches=keeps_batches)
@@ -129,16 +142,24 @@ class VirtualExecutor(Executor):
 
     def execute_model(self, scheduled: Any, non_block: bool = False) -> Any:
         """Launch a step. As with the runner of GPUs, its tokens come from `sample_tokens`."""
+        copied = None
+        if (transfers := self._transfers) is not None:
+            self.clock.wait_until(transfers.start(scheduled.kv_connector_metadata, self.clock.now))
+            copied = transfers.ended(self.clock.now)
         if not scheduled.total_num_scheduled_tokens:
-            return (
-                Due(self.clock, self.clock.now, EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
-            )
+            nothing, at_s = EMPTY_MODEL_RUNNER_OUTPUT, self.clock.now
+            if transfers is not None:
+                nothing = ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=copied)
+                at_s += POLL_S if transfers.is_busy else 0.0
+            due = Due(self.clock, at_s, nothing)
+            return due if non_block else due.result()
         batch = batch_of(scheduled, self.scheduler.requests)
         ids = list(scheduled.num_scheduled_tokens)
         sampled = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={name: at for at, name in enumerate(ids)},
             sampled_token_ids=self._sampler.sampled(scheduled, self.scheduler.requests),
+            kv_connector_output=copied,
         )
         self._due = self._launches.launch(self.log, batch, self.scheduler, sampled)
         return self._none if non_block else None

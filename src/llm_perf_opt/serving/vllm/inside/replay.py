@@ -81,10 +81,15 @@ def replay(cores: Sequence[Any], job: ReplayJob, sampler: Sampler | None = None)
 
     rounds = _rounds(job)
     for core in cores:
-        core.reset_prefix_cache()
+        core.reset_prefix_cache(reset_connector=True)
         core.reset_encoder_cache()
         launches = rounds or OwnLaunches(_step_time(job), job.settings.plan.pp)
-        core.model_executor.begin(launches, sampler or _sampler(core, job), keeps_batches=job.keeps_batches)
+        core.model_executor.begin(
+            launches,
+            sampler or _sampler(core, job),
+            keeps_batches=job.keeps_batches,
+            host_tokens_per_s=job.host_tokens_per_s,
+        )
     route = FrontEnd(cores).route if len(cores) > 1 else None
     began = time.thread_time()
     with no_collector():

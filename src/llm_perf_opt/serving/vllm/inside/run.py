@@ -64,10 +64,11 @@ class _Replica:
 
     def step(self) -> Any:
         """One turn of vLLM's busy loop, and what came out of it."""
-        core = self.core
+        core, began_s = self.core, self.clock.now
         outputs, has_run = core.step_fn()
         core.post_step(has_run)
-        self._idle = 0 if has_run or outputs or core.batch_queue else self._idle + 1
+        is_waiting = bool(core.batch_queue) or self.clock.now > began_s  # for a step, or for a copy of cache blocks
+        self._idle = 0 if has_run or outputs or is_waiting else self._idle + 1
         return outputs or {}
 
     def take(self, outputs: Any) -> list[str]:
