@@ -384,7 +384,10 @@ def _drawn(text: str) -> object:
 
 
 LINES: dict[str, tuple[str, Callable[[str], object]]] = {
-    "line of traffic": ("20/s cv=2 prompt=lognormal(800,0.8) output=200 prefixes=8x512@0.7 for 60s", _drawn),
+    "line of traffic": (
+        "20/s cv=2 prompt=lognormal(800,0.8) output=200 prefixes=8x512@0.7 sessions:turns=3,grow=50,think=2s for 60s",
+        _drawn,
+    ),
     "line of figures": ("ttft=0.5s tpot=20ms batch=16 input_tokens=2048", lambda text: read_line(text, "x")),
     "range of numbers": ("1k..128k", lambda text: read_range(text, "context")),
     "size of a page": ("A4@150dpi", read_page_size),

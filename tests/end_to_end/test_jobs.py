@@ -1,4 +1,4 @@
-"""The fifteen jobs of docs/start/jobs.md: found from the help alone, done by at most two commands, and answered."""
+"""The sixteen jobs of docs/start/jobs.md: found from the help alone, done by at most two commands, and answered."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def host(tokens: float = inf, tokens_per_s: float = inf) -> HostCache:
 
 def test_the_mean_turn_finds_the_whole_blocks_before_it() -> None:
     assert MEAN.prompt_tokens == (1024 + 1248 + 1472 + 1696) / 4
-    assert MEAN.session == SessionMean(earlier_tokens=EARLIER, continued=0.75, think_s=0.0)
+    assert MEAN.session == SessionMean(earlier_tokens=EARLIER, continued=0.75, think_s=0.0, first_tokens=1024)
     assert MEAN.resumed_tokens == EARLIER and MEAN.shared_tokens == 0
 
 
@@ -96,7 +96,7 @@ def test_offload_is_used_only_where_loading_is_faster_than_computing() -> None:
 
 def test_a_user_comes_back_in_time_by_chance() -> None:
     """Nothing but sessions that go on, so what is in the cache is what users left who think: by hand."""
-    session = SessionMean(earlier_tokens=1000.0, continued=1.0, think_s=10.0)
+    session = SessionMean(earlier_tokens=1000.0, continued=1.0, think_s=10.0, first_tokens=50.0)
     load = CacheLoad(requests_per_s=5.0, end_tokens=1000.0 + 1e-9, working_tokens=2000.0)
     # users away within T hold 5/s x 1,000 x 10 s x (1 - exp(-T / 10 s)); room for half of them keeps half
     assert found_tokens(session, load, 2000.0 + 25_000.0, None).gpu_tokens == pytest.approx(500.0)
@@ -105,7 +105,7 @@ def test_a_user_comes_back_in_time_by_chance() -> None:
 
 def test_last_turns_fill_the_cache_for_nobody() -> None:
     """1 request a second of 100 tokens, half of them nobody's: 50 T + 50 x 10 s x (1 - exp(-T / 10 s)) of room."""
-    session = SessionMean(earlier_tokens=50.0, continued=0.5, think_s=10.0)
+    session = SessionMean(earlier_tokens=50.0, continued=0.5, think_s=10.0, first_tokens=50.0)
     load = CacheLoad(requests_per_s=1.0, end_tokens=100.0, working_tokens=0.0)
     kept_s = 7.0
     room = 50 * kept_s + 50 * 10 * (1 - exp(-kept_s / 10))
@@ -114,7 +114,7 @@ def test_last_turns_fill_the_cache_for_nobody() -> None:
 
 def test_loads_wait_for_each_other() -> None:
     """A deterministic time of 10 ms each, half of the link busy: each waits for half a load more (M/D/1)."""
-    session = SessionMean(earlier_tokens=100.0, continued=1.0, think_s=5.0)
+    session = SessionMean(earlier_tokens=100.0, continued=1.0, think_s=5.0, first_tokens=50.0)
     load = CacheLoad(requests_per_s=50.0, end_tokens=101.0, working_tokens=10.0)
     reuse = found_tokens(session, load, 0.0, host(tokens_per_s=10_000.0))
     assert (reuse.gpu_tokens, reuse.host_tokens) == (0, 100)
@@ -133,7 +133,9 @@ def test_loads_wait_for_each_other() -> None:
 def test_more_cache_is_never_slower_and_no_more_is_found_than_was_there(
     cache: int, more: int, kept: HostCache | None, load: int, think_s: float
 ) -> None:
-    session = replace(SessionMean(earlier_tokens=EARLIER, continued=0.75, think_s=0.0), think_s=think_s)
+    session = replace(
+        SessionMean(earlier_tokens=EARLIER, continued=0.75, think_s=0.0, first_tokens=1024), think_s=think_s
+    )
     mean = replace(MEAN, session=session)
     some, larger = (replica(mean, cache=size, host=kept) for size in (cache, cache + more))
     load = min(load, some.most)

@@ -30,12 +30,14 @@ _FULL = 0.99  # of a link: beyond, loads wait without end
 class SessionMean:
     """Sessions by their mean request. `earlier_tokens` of a prompt were computed by the turns before, in whole blocks.
 
-    `continued` is the share of requests with a turn before them, whose users thought for `think_s` on average.
+    `continued` is the share of requests with a turn before them, whose users thought for `think_s` on average. The
+    prompts of first turns have `first_tokens`.
     """
 
     earlier_tokens: float
     continued: float
     think_s: float
+    first_tokens: float
 
     @property
     def away_s(self) -> float:
@@ -55,13 +57,20 @@ class HostCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """What the mean request finds in caches, and how long it is loaded. `most_per_s`: requests that the link takes."""
+    """What the mean request finds in caches, and how long it is loaded. `most_per_s`: requests that the link takes.
+
+    Of a share of the requests, `continued`, the first token comes `later_s` after that of the mean request, which is
+    less than zero where only new tokens are computed; of the others, which are first turns, `first_s` after it.
+    """
 
     gpu_tokens: float
     host_tokens: float = 0.0
     load_s: float = 0.0
     most_per_s: float = inf
     away_s: float = 0.0
+    continued: float = 1.0
+    later_s: float = 0.0
+    first_s: float = 0.0
 
     @property
     def tokens(self) -> float:

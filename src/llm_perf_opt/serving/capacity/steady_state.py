@@ -100,6 +100,7 @@ def _session_mean(traffic: Traffic) -> SessionMean | None:
     turns = [request for request in traffic.requests if request.after is not None]
     if not turns:
         return None
+    firsts = [request for request in traffic.requests if request.after is None]
     before = [by_id[turn.after] for turn in turns if turn.after is not None]
     ends = [turn.prompt_tokens + turn.output_tokens - 1 for turn in before]
     blocks = [end // BLOCK_TOKENS * BLOCK_TOKENS - turn.prefix_tokens for end, turn in zip(ends, before, strict=True)]
@@ -107,6 +108,7 @@ def _session_mean(traffic: Traffic) -> SessionMean | None:
         earlier_tokens=max(0, sum(blocks)) / len(by_id),
         continued=len(turns) / len(by_id),
         think_s=sum(turn.think_s for turn in turns) / len(turns),
+        first_tokens=sum(first.prompt_tokens for first in firsts) / len(firsts),
     )
 
 
@@ -156,8 +158,9 @@ class SteadyState:
 
     @property
     def latency_s(self) -> float:
-        """The median time of a whole answer."""
-        return self.first_token_s + self.token_s * steps_after_prompt(self.output_tokens)
+        """The median time of a whole answer; of sessions, that of the mean turn."""
+        first_s = self.first_token_s if self.reuse is None else self._mean_request_at(0.5) + self.reuse.load_s
+        return first_s + self.token_s * steps_after_prompt(self.output_tokens)
 
     @property
     def users(self) -> float:
@@ -189,10 +192,14 @@ class SteadyState:
 
     def first_token_at(self, share: float) -> float:
         """What a share of the requests waits at most. What clients see beyond the engine was measured in the median."""
-        return self._scheduled_first_token_at(share) + (0.0 if self.reuse is None else self.reuse.load_s)
+        if (reuse := self.reuse) is None:
+            return self._mean_request_at(share)
+        if share < reuse.continued:
+            return self._mean_request_at(share / reuse.continued) + reuse.later_s
+        return self._mean_request_at((share - reuse.continued) / (1 - reuse.continued)) + reuse.first_s
 
-    def _scheduled_first_token_at(self, share: float) -> float:
-        """The same from when the cache of earlier turns is there."""
+    def _mean_request_at(self, share: float) -> float:
+        """The same for a prompt with the mean number of new tokens, from when it can be scheduled."""
         if isinstance(self.queue, RelayedQueue):
             return self.queue.first_token_at(share)
         if self.client is None:
@@ -309,8 +316,13 @@ class SteadyReplica:
             end_tokens=mean.prompt_tokens + mean.output_tokens - mean.shared_tokens,
             working_tokens=in_flight * (mean.mean_context - mean.shared_tokens),
         )
-        reuse = found_tokens(mean.session, load, self.limits.cache_tokens - mean.shared_tokens, self.worthy_host)
-        return replace(self, mean=replace(mean, resumed_tokens=reuse.tokens), reuse=reuse)
+        session = mean.session
+        reuse = found_tokens(session, load, self.limits.cache_tokens - mean.shared_tokens, self.worthy_host)
+        finding, later = replace(mean, resumed_tokens=reuse.tokens), session.continued
+        first = replace(mean, prompt_tokens=session.first_tokens, resumed_tokens=0.0)
+        first_s = self._chunk_s(first) - self._chunk_s(finding)
+        later_s = (reuse.load_s - (1 - later) * first_s) / later  # the mean of all is that of the mean request
+        return replace(self, mean=finding, reuse=replace(reuse, continued=later, first_s=first_s, later_s=later_s))
 
     @property
     def worthy_host(self) -> HostCache | None:
