@@ -1,7 +1,8 @@
 """Steady states next to replays through vLLM's own scheduler, on the same step times: 60 fleets below 80 % load.
 
-    python -m benchmarks.steady_states          half an hour of one core; needs vLLM
-    python -m benchmarks.steady_states --docs   writes its section of docs/evidence/steady-states.md
+    python -m benchmarks.steady_states            half an hour of one core; needs vLLM
+    python -m benchmarks.steady_states --sessions the same of sessions, with and without host memory: a quarter of one
+    python -m benchmarks.steady_states --docs     writes the section of docs/evidence/steady-states.md
 
 Requests come at random. The load is a share of what one replica answers at most, in a steady state without limits. The
 steady state is asked for the rate that the requests of the replay happened to have, and there are twenty times as many
@@ -14,6 +15,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from math import ceil
 from statistics import median
 from typing import Any
@@ -25,7 +27,7 @@ from llm_perf_opt.core.hardware.links import parse_cluster
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 from llm_perf_opt.serving.capacity.replays import Replays
 from llm_perf_opt.serving.capacity.search import PlanCandidate
-from llm_perf_opt.serving.capacity.steady_state import MeanRequest
+from llm_perf_opt.serving.capacity.steady_state import MeanRequest, mean_request
 from llm_perf_opt.serving.read_traffic import as_traffic
 from llm_perf_opt.serving.served_model import ServedModel, engine_folder
 from llm_perf_opt.tracing.origin import find_origin
@@ -43,6 +45,12 @@ FEWEST_REQUESTS, LIVES = 500, 20
 LIMITS = {"tpot": 0.08, "ttft_p99": 0.25}
 FIGURES = {"tpot": "TPOT", "tpot_p99": "TPOT p99", "ttft": "engine's TTFT", "ttft_p99": "engine's TTFT p99"}
 DATA = DOCS / "data" / "steady_states.json"
+SESSIONS = (
+    "prompt=2000 output=200 sessions:turns=8,grow=400,think=10s",
+    "prompt=6000 output=150 sessions:turns=12,grow=300,think=5s",
+)
+SESSION_LOADS, HOST_BYTES = (0.3, 0.6, 0.75), (None, 24 * 2**30)
+SESSION_REQUESTS = 2_400  # of which the first and the last quarter are left out: the cache fills, and empties
 
 
 def fleets(replays_of: Sequence[tuple[str, str, ParallelPlan]]) -> Iterator[dict[str, Any]]:
@@ -101,10 +109,68 @@ def sections(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {"replays": table(titles, lines)}
 
 
+def session_rows() -> Iterator[tuple[str, ...]]:
+    """Sessions on one L40S, whose cache they fill: the steady state at the rate of the replay, and the replay."""
+    model, cluster = "Qwen/Qwen3-8B", parse_cluster("1x l40s")
+    origin = find_origin(model, torch_device="cuda")
+    served = ServedModel(origin)
+    with engine_folder(origin, model) as folder, Replays(folder) as replays, shared_work():
+        for shape, host_bytes, load in product(SESSIONS, HOST_BYTES, SESSION_LOADS):
+            mean = mean_request(as_traffic(f"1/s {shape} requests=2400"))
+            replica = served.replica(cluster.device, ParallelPlan(), mean, None, cluster=cluster, host_bytes=host_bytes)
+            assert replica is not None and replica.considered.best is not None
+            rate = round(load * replica.considered.best.requests_per_s, 3)
+            traffic = as_traffic(f"{rate}/s {shape} requests={SESSION_REQUESTS}")
+            candidate = PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=1)
+            (requests,) = (replayed.requests for replayed in replays.replayed(candidate, traffic))
+            middle = slice(SESSION_REQUESTS // 4, 3 * SESSION_REQUESTS // 4)
+            arrivals, firsts, lasts = requests.arrival_s[middle], requests.first_token_s[middle], requests.last_token_s
+            state = replica.steady.at_rate((len(arrivals) - 1) / (arrivals[-1] - arrivals[0]))
+            assert state is not None and state.reuse is not None
+            tpot, ttft = (
+                median(
+                    (last - first) / (tokens - 1)
+                    for first, last, tokens in zip(firsts, lasts[middle], requests.output_tokens[middle], strict=True)
+                ),
+                sorted(first - arrival for first, arrival in zip(firsts, arrivals, strict=True)),
+            )
+            late = ttft[ceil(0.99 * len(ttft)) - 1]
+            found, prompt = sum(requests.cached_tokens[middle]), sum(requests.prompt_tokens[middle])
+            where = "GPU" if host_bytes is None else f"GPU and {host_bytes / 2**30:.0f} GiB of the host"
+            yield (
+                shape.partition(" sessions:")[2],
+                where,
+                f"{load:.0%}",
+                f"{state.reuse.tokens / mean.prompt_tokens:.1%} / {found / prompt:.1%}",
+                _both(state.per_token_at(0.5), tpot),
+                _both(state.first_token_at(0.5), ttft[len(ttft) // 2]),
+                _both(state.first_token_at(0.99), late),
+            )
+
+
+def _both(steady_s: float, replayed_s: float) -> str:
+    return f"{steady_s * 1e3:.1f} / {replayed_s * 1e3:.1f} ms ({steady_s / replayed_s - 1:+.1%})"
+
+
+def session_sections() -> dict[str, str]:
+    """One line for each kind of session, room and load."""
+    titles = ("sessions", "cache", "load", "found in cache", "TPOT", "engine's TTFT", "engine's TTFT p99")
+    rows = []
+    for row in session_rows():
+        sys.stderr.write(f"{row}\n")
+        rows.append(tuple(cell.replace("%", " %") for cell in row))
+    return {"sessions": table(titles, rows)}
+
+
 def main() -> None:
-    asked = parser(__doc__, docs="write the page's section and its data file")
+    asked = parser(
+        __doc__, docs="write the page's section and its data file", sessions="sessions in place of single requests"
+    )
     asked.add_argument("--kept", action="store_true", help="from the data file, without a replay")
     options = asked.parse_args()
+    if options.sessions:
+        show_sections("evidence/steady-states", session_sections(), is_written=options.docs)
+        return
     rows = json.loads(DATA.read_text(encoding="utf-8")) if options.kept else []
     for row in () if options.kept else fleets(PLANS):
         sys.stderr.write(f"{row}\n")

@@ -187,3 +187,45 @@ def test_a_histogram_of_page_sizes_is_read_from_a_file(tmp_path: Path) -> None:
     mix = read_page_mix(str(file))
     assert [size.text for size in mix.sizes] == ["1240x1754", "640x640"]
     assert mix.shares == (0.7, 0.3)
+
+
+def test_a_turn_is_everything_before_it_and_new_tokens() -> None:
+    traffic = as_traffic("2 at once sessions:turns=3,grow=20,think=5s prompt=100 output=30 requests=5")
+    assert [request.prompt_tokens for request in traffic.requests] == [100, 150, 200, 100, 150]
+    assert [request.after for request in traffic.requests] == [None, "r0", "r0.1", None, "r1"]
+    assert {request.session for request in traffic.requests} == {"r0", "r1"}
+    assert all((request.think_s > 0) == (request.after is not None) for request in traffic.requests)
+
+
+def test_times_to_think_and_arrivals_have_their_means() -> None:
+    """4 requests a second in sessions of 8 turns are a session every two seconds."""
+    traffic = as_traffic("4/s sessions:turns=8,grow=1,think=3s prompt=1 output=1 requests=16000")
+    thought = [request.think_s for request in traffic.requests if request.after is not None]
+    assert statistics.mean(thought) == pytest.approx(3, rel=0.03)
+    assert traffic.requests[-1].arrival_s == pytest.approx(4000, rel=0.1)
+
+
+def test_a_file_says_sessions_in_the_same_words(tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text('at_once = 3\nprompt = 50\noutput = 5\nrequests = 9\nsessions = "turns=3, grow=uniform(5,9)"\n')
+    declared = read_traffic(file)
+    assert isinstance(declared, DeclaredTraffic) and declared.sessions is not None
+    assert (declared.sessions.turns, declared.sessions.grow, declared.sessions.think_s) == (
+        3,
+        Uniform(least=5, most=9),
+        0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "turns=3", "grow=5", "turns=0,grow=5", "turns=3,grow=5,grow=6", "turns=3,grow=5,x=2", "turns=3;grow=5"],
+)
+def test_sessions_that_are_not_clear_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match=r"sessions .* not clear"):
+        read_declared(f"2 at once prompt=1 output=1 requests=1 sessions={words}")
+
+
+def test_sessions_and_pages_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        read_declared("2 at once pages=A4@150dpi output=1 requests=1 sessions:turns=2,grow=5")

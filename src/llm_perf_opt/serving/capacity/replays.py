@@ -51,20 +51,20 @@ class Replays:
     def outcome(self, candidate: PlanCandidate, traffic: Traffic) -> ReplayOutcome:
         """All replicas at the expected step times, and nothing else."""
         pages = sum(len(request.images) for request in traffic.requests)
-        return outcome(self._replicas(candidate, traffic), pages=pages, is_closed=traffic.concurrency is not None)
+        return outcome(self.replayed(candidate, traffic), pages=pages, is_closed=traffic.concurrency is not None)
 
     def fleet(self, candidate: PlanCandidate, traffic: Traffic, slo: Slo | None, price: float | None) -> ReplayedFleet:
         """All replicas at expected, low and high step times; then fewer or more replicas for the SLO."""
         considered = candidate.replica.considered
         log.info("Replay: %d x %s, %d requests", candidate.replicas, considered.name, len(traffic.requests))
         table = candidate.replica.table
-        expected = self._replicas(candidate, traffic)
+        expected = self.replayed(candidate, traffic)
         edges = []
         for factor in (table.low, table.high):
             if traffic.concurrency is not None and not table.host_s:
                 edges.append(tuple(slower(replayed, factor) for replayed in expected))
             else:
-                edges.append(self._replicas(candidate, traffic, factor))
+                edges.append(self.replayed(candidate, traffic, factor))
         pages = sum(len(request.images) for request in traffic.requests)
         is_closed = traffic.concurrency is not None
         middle, low, high = (outcome(edge, pages=pages, is_closed=is_closed) for edge in (expected, *edges))
@@ -77,7 +77,7 @@ class Replays:
         )
         return ReplayedFleet(candidate=candidate, fleet=fleet, replayed=expected)
 
-    def _replicas(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
+    def replayed(self, candidate: PlanCandidate, traffic: Traffic, factor: float = 1.0) -> tuple[Replayed, ...]:
         """Every engine: a few replicas behind vLLM's own routing, many one after another, each takes seconds."""
         groups = candidate.replica.considered.plan.attention_dp
         has_sessions = any(request.after is not None for request in traffic.requests)

@@ -19,6 +19,7 @@ from llm_perf_opt.serving.engine_process.environment import SGLANG
 from llm_perf_opt.serving.engine_process.jobs import ReplayJob
 from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings
+from llm_perf_opt.serving.read_traffic import as_traffic
 from llm_perf_opt.serving.requests import ImageSpan, Replayed, Request, Traffic
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
@@ -92,6 +93,14 @@ def test_a_shared_prefix_of_everything_leaves_only_new_tokens(process: ReplayPro
     assert [tokens for tokens in found.steps.prompt_tokens if tokens] == [100, 1, 1]
 
 
+def test_a_turn_computes_only_what_is_new(process: ReplayProcess) -> None:
+    """Before turn 2 are 100 + 30 tokens, of which a step has read all but the last."""
+    turns = as_traffic("1 at once sessions:turns=3,grow=20,think=1s prompt=100 output=30 requests=6")
+    found = process.replay(job(traffic=turns))
+    assert found.requests.prompt_tokens == [100, 150, 200] * 2
+    assert found.requests.cached_tokens == [0, 129, 179] * 2
+
+
 def test_a_factor_makes_every_step_longer(process: ReplayProcess) -> None:
     assert process.replay(job(request(0), slower=2.0)).busy_s == pytest.approx(
         2 * process.replay(job(request(0))).busy_s
@@ -153,13 +162,14 @@ def test_a_quantised_model_with_windows_is_replayed(process: ReplayProcess) -> N
         ({"settings": replace(SETTINGS, model=str(CONFIGS / "qwen3.5-397b-a17b"))}, "recurrent states"),
         ({"settings": replace(SETTINGS, model=str(CONFIGS / "glm-5"))}, "sparse indexer"),
         ({"has_jumps": True}, "speculation"),
+        ({"host_tokens_per_s": 1e6}, "host memory"),
         (
             {"traffic": Traffic(requests=(replace(request(0), images=(ImageSpan(offset=0, tokens=4, name="i"),)),))},
             "images",
         ),
         ({"traffic": Traffic(requests=(request(0, prompt_tokens=3000),))}, "does not take request"),
     ],
-    ids=["pipeline", "groups", "cache", "recurrent", "sparse", "jumps", "images", "long"],
+    ids=["pipeline", "groups", "cache", "recurrent", "sparse", "jumps", "host", "images", "long"],
 )
 def test_what_is_not_done_is_refused_with_its_reason(
     process: ReplayProcess, change: dict[str, object], why: str

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from benchmarks.vllm_schedules.cases import FOLDER, H100
 from llm_perf_opt.core.errors import PerfOptError, UsageError
 from llm_perf_opt.serving.engine_process.jobs import ReplayJob
 from llm_perf_opt.serving.engine_process.process import ReplayProcess
 from llm_perf_opt.serving.engine_settings import EngineSettings
-from llm_perf_opt.serving.requests import ImageSpan, Request, Traffic
+from llm_perf_opt.serving.read_traffic import as_traffic
+from llm_perf_opt.serving.requests import ImageSpan, Replayed, Request, Traffic
 from llm_perf_opt.timing.step.step_table import Curve, StepTable, Surface
 
 pytestmark = pytest.mark.slow
@@ -154,3 +157,90 @@ def test_a_prompt_that_is_too_long_is_refused_by_name(process: ReplayProcess) ->
 def test_what_vllm_refuses_is_told_in_its_words(process: ReplayProcess) -> None:
     with pytest.raises(PerfOptError, match="could not do this job"):
         process.replay(job(request(0), settings=replace(SETTINGS, more={"scheduling_policy": "none such"})))
+
+
+ROOMY = replace(SETTINGS, cache_blocks=4000)
+CROWDED = as_traffic("6 at once sessions:turns=4,grow=100,think=1s prompt=600 output=60 requests=48")
+
+
+def offloaded(gib: float, tokens_per_s: float, **more: object) -> ReplayJob:
+    small = replace(SETTINGS, cache_blocks=160, more={"kv_offloading_size": gib})
+    return job(settings=small, traffic=CROWDED, host_tokens_per_s=tokens_per_s, **more)
+
+
+def first_tokens_s(found: Replayed) -> float:
+    pairs = zip(found.requests.first_token_s, found.requests.arrival_s, strict=True)
+    return sum(first - arrival for first, arrival in pairs)
+
+
+def test_a_turn_computes_only_what_is_new_while_the_cache_holds_the_rest(process: ReplayProcess) -> None:
+    """Before turn 2 are 100 + 30 tokens, of which a step has read all but the last: 8 blocks of 16."""
+    turns = as_traffic("1 at once sessions:turns=3,grow=20 prompt=100 output=30 requests=6")
+    found = process.replay(job(settings=ROOMY, traffic=turns))
+    assert found.requests.prompt_tokens == [100, 150, 200] * 2
+    assert found.requests.cached_tokens == [0, 128, 176] * 2
+    assert [tokens for tokens in found.steps.prompt_tokens if tokens] == [100, 22, 24] * 2
+
+
+def test_a_cache_that_is_too_small_computes_everything_again(process: ReplayProcess) -> None:
+    """Two users, and room for one and 16 blocks: that is the most that is left when the other was there in between."""
+    turns = as_traffic("2 at once sessions:turns=4,grow=20,think=2s prompt=1800 output=30 requests=8")
+    found = process.replay(job(settings=replace(SETTINGS, cache_blocks=130), traffic=turns))
+    users = [name.partition(".")[0] for name in found.requests.ids]
+    came = list(zip(users, users[1:], found.requests.cached_tokens[1:], strict=False))
+    dropped = [cached for before, user, cached in came if user != before]
+    assert len(dropped) > 2 and max(dropped) <= 16 * 16
+    assert min(cached for before, user, cached in came if user == before) > 1800
+
+
+def test_host_memory_keeps_what_leaves_the_cache(process: ReplayProcess) -> None:
+    """With an endless link nearly all that a large cache finds, at no later first token than computing it takes."""
+    small = replace(SETTINGS, cache_blocks=160)
+    none, large = (process.replay(job(settings=room, traffic=CROWDED)) for room in (small, ROOMY))
+    endless = process.replay(offloaded(1.0, 1e12))
+    found = [sum(replayed.requests.cached_tokens) for replayed in (none, endless, large)]
+    assert found[0] < 0.3 * found[2] < 0.7 * found[1] <= 0.7 * found[2]
+
+
+def test_a_slow_link_loads_as_much_and_takes_longer(process: ReplayProcess) -> None:
+    fast, slow = (process.replay(offloaded(1.0, speed)) for speed in (1e12, 2e3))
+    assert sum(slow.requests.cached_tokens) == pytest.approx(sum(fast.requests.cached_tokens), rel=0.1)
+    assert first_tokens_s(slow) > 2 * first_tokens_s(fast)
+    again = process.replay(offloaded(1.0, 2e3))
+    assert again.requests == slow.requests, "an engine that is kept begins with empty host memory"
+
+
+def test_host_memory_without_room_is_none(process: ReplayProcess) -> None:
+    none = process.replay(job(settings=replace(SETTINGS, cache_blocks=160), traffic=CROWDED))
+    assert process.replay(offloaded(0.0001, 1e12)).requests.cached_tokens == none.requests.cached_tokens
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    users=st.integers(1, 8),
+    turns=st.integers(1, 5),
+    think_s=st.sampled_from((0, 0.3, 2)),
+    speed=st.none() | st.sampled_from((5e3, 1e6)),
+)
+def test_littles_law_holds_in_every_replay_of_sessions(
+    process: ReplayProcess, users: int, turns: int, think_s: float, speed: float | None
+) -> None:
+    """Requests inside, swept over time, are requests a second times the mean time of one; users never send two."""
+    text = f"{users} at once sessions:turns={turns},grow=uniform(1,200),think={think_s}s prompt=300 output=30"
+    traffic = as_traffic(f"{text} requests={4 * users}")
+    more = {} if speed is None else {"kv_offloading_size": 1.0}
+    found = process.replay(
+        job(settings=replace(SETTINGS, cache_blocks=130, more=more), traffic=traffic, host_tokens_per_s=speed)
+    )
+    answered = found.requests
+    events = sorted(
+        [(at, 1) for at in answered.arrival_s] + [(at, -1) for at in answered.last_token_s],
+    )
+    inside, area, before = 0, 0.0, 0.0
+    for at, change in events:
+        area += inside * (at - before)
+        inside, before = inside + change, at
+        assert inside <= users
+    spent = sum(last - arrival for last, arrival in zip(answered.last_token_s, answered.arrival_s, strict=True))
+    assert area == pytest.approx(spent)
+    assert len(answered.ids) == 4 * users and answered.output_tokens == [30] * (4 * users)

@@ -125,3 +125,21 @@ def test_a_place_that_one_replica_frees_is_taken_at_that_time_by_another() -> No
 def test_a_request_that_is_never_scheduled_ends_the_replay_with_its_name() -> None:
     with pytest.raises(PerfOptError, match="never schedules request 'r0'"):
         run([FakeCore(places=0)], traffic((0.0, 1), (5.0, 1)), made)
+
+
+def test_a_turn_comes_when_the_one_before_has_ended_and_its_user_has_thought() -> None:
+    first = Request(id="a", arrival_s=0.0, prompt_tokens=1, output_tokens=2, session="a")
+    second = Request(id="b", arrival_s=0.0, prompt_tokens=1, output_tokens=1, session="a", after="a", think_s=2.5)
+    (found,) = run([FakeCore()], Traffic(requests=(first, second)), made)
+    assert (found.arrival_s, found.last_token_s) == ([0.0, 4.5], [2.0, 5.5])
+
+
+def test_a_session_keeps_its_place_while_its_user_thinks() -> None:
+    """One place: the second session comes when the last turn of the first has ended, at 4, and not at 1."""
+    turns = [
+        Request(id="a", arrival_s=0.0, prompt_tokens=1, output_tokens=1, session="a"),
+        Request(id="a.1", arrival_s=0.0, prompt_tokens=1, output_tokens=1, session="a", after="a", think_s=2.0),
+        Request(id="b", arrival_s=0.0, prompt_tokens=1, output_tokens=1, session="b"),
+    ]
+    (found,) = run([FakeCore()], Traffic(requests=tuple(turns), concurrency=1), made)
+    assert (found.ids, found.arrival_s) == (["a", "a.1", "b"], [0.0, 3.0, 4.0])
