@@ -155,3 +155,18 @@ def test_littles_law_holds_at_every_number_of_users(users: float, cache: int, sp
     inside = state.requests_per_s * (state.latency_s + state.away_s)
     assert inside <= users * 1.002 or users < 2
     assert state.requests_per_s <= steady.at(steady.most).requests_per_s * 1.001
+
+
+def test_the_median_is_a_turn_that_finds_its_session_and_the_slowest_are_those_that_do_not() -> None:
+    """Alone, where nobody waits: 128 new tokens and up to 16 of a block, a first prompt of 1,024, a whole later one."""
+    for steady in (replica(), replica(cache=60_000)):
+        state = steady.at(1)
+        assert state.reuse is not None
+        kinds = state.reuse.kinds
+        assert sum(share for share, _ in kinds) == pytest.approx(1)
+        assert sum(share * later_s for share, later_s in kinds) == pytest.approx(0, abs=1e-9), "the mean stays"
+        new = state.first_token_at(0.3) - _STEP_S
+        assert new == pytest.approx(144 * _PER_TOKEN_S, rel=0.1)
+    assert replica().at(1).first_token_at(0.9) == pytest.approx(_STEP_S + 1024 * _PER_TOKEN_S, rel=0.01)
+    later = (1248 + 1472 + 1696) / 3
+    assert state.first_token_at(0.999) == pytest.approx(_STEP_S + later * _PER_TOKEN_S, rel=0.02)

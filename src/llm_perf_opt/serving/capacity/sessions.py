@@ -59,8 +59,8 @@ class HostCache:
 class Reuse:
     """What the mean request finds in caches, and how long it is loaded. `most_per_s`: requests that the link takes.
 
-    Of a share of the requests, `continued`, the first token comes `later_s` after that of the mean request, which is
-    less than zero where only new tokens are computed; of the others, which are first turns, `first_s` after it.
+    `kinds` of requests are turns that find what is before them, turns that do not, and first turns: the share of each,
+    and by how much its first token comes later than that of the mean request, the earliest kind first.
     """
 
     gpu_tokens: float
@@ -68,9 +68,7 @@ class Reuse:
     load_s: float = 0.0
     most_per_s: float = inf
     away_s: float = 0.0
-    continued: float = 1.0
-    later_s: float = 0.0
-    first_s: float = 0.0
+    kinds: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
 
     @property
     def tokens(self) -> float:

@@ -15,11 +15,12 @@ load.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from math import ceil, exp, sqrt
-from operator import mul
+from operator import itemgetter, mul
 from statistics import NormalDist
 
 import numpy as np
@@ -39,6 +40,7 @@ _DENSITY, _SPARSE = 2**0.25, 2**0.5  # from one number of sequences to the next
 _MOST_STATES = 64  # that a replica keeps, and as many steps and rates
 _ROUNDS, _CLOSE = 40, 1e-5  # until a step and the prompts that come in it agree
 _SETTLED, _USER_ROUNDS = 1e-3, 12  # for what turns find, and for the rate of users who think
+_RARE = 1e-6  # a share of requests that does not matter
 _ENDLESS = 50.0  # times the step without prompts: more prompts come than are read
 
 
@@ -194,9 +196,10 @@ class SteadyState:
         """What a share of the requests waits at most. What clients see beyond the engine was measured in the median."""
         if (reuse := self.reuse) is None:
             return self._mean_request_at(share)
-        if share < reuse.continued:
-            return self._mean_request_at(share / reuse.continued) + reuse.later_s
-        return self._mean_request_at((share - reuse.continued) / (1 - reuse.continued)) + reuse.first_s
+        ends = list(accumulate(part for part, _ in reuse.kinds))
+        kind = min(bisect_right(ends, share), len(ends) - 1)
+        part, later_s = reuse.kinds[kind]
+        return self._mean_request_at(min(1.0, 1 - (ends[kind] - share) / part)) + later_s
 
     def _mean_request_at(self, share: float) -> float:
         """The same for a prompt with the mean number of new tokens, from when it can be scheduled."""
@@ -318,11 +321,20 @@ class SteadyReplica:
         )
         session = mean.session
         reuse = found_tokens(session, load, self.limits.cache_tokens - mean.shared_tokens, self.worthy_host)
-        finding, later = replace(mean, resumed_tokens=reuse.tokens), session.continued
-        first = replace(mean, prompt_tokens=session.first_tokens, resumed_tokens=0.0)
-        first_s = self._chunk_s(first) - self._chunk_s(finding)
-        later_s = (reuse.load_s - (1 - later) * first_s) / later  # the mean of all is that of the mean request
-        return replace(self, mean=finding, reuse=replace(reuse, continued=later, first_s=first_s, later_s=later_s))
+        finding = replace(mean, resumed_tokens=reuse.tokens)
+        return replace(self, mean=finding, reuse=replace(reuse, kinds=self._kinds(finding, session, reuse)))
+
+    def _kinds(self, mean: MeanRequest, session: SessionMean, reuse: Reuse) -> tuple[tuple[float, float], ...]:
+        """Kinds of requests by the time of their own prompt; together they take what the mean request takes."""
+        firsts, found = 1 - session.continued, session.continued * reuse.tokens / (session.earlier_tokens or 1)
+        later_tokens = (mean.prompt_tokens - firsts * session.first_tokens) / session.continued
+        kinds = []
+        for prompt, share in ((session.first_tokens, firsts), (later_tokens, session.continued - found)):
+            whole_s = self._chunk_s(replace(mean, prompt_tokens=prompt, resumed_tokens=0.0))
+            kinds.append((share, whole_s - self._chunk_s(mean)))
+        if found > _RARE:
+            kinds.append((found, (reuse.load_s - sum(share * later_s for share, later_s in kinds)) / found))
+        return tuple(sorted((kind for kind in kinds if kind[0] > _RARE), key=itemgetter(1)))
 
     @property
     def worthy_host(self) -> HostCache | None:
