@@ -184,6 +184,7 @@ def capacity(
     - `pages`, `within`: a deadline, `200000` and `24h`.
     - `measured`: results of a real server with this plan, to show next to the replay; vLLM's log of iterations
       corrects the step times.
+    - `kv_offload`: `200GiB`: host memory of each replica for what leaves the GPU's cache, by vLLM's own connector.
     - `weights`: several with commas are tried. `cache`, `routing` and the workload are as in `lpo.trace`.
     """
     clusters = read_clusters(devices, devices_file)
