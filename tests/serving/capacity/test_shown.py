@@ -71,6 +71,7 @@ def test_the_answer_has_three_lines_and_names_the_bottleneck() -> None:
     assert str(table.rows[0][0]) == "Is 4 x h100-sxm tp2 enough?"
     assert "TTFT 1.00 s (500 ms to 2.00 s, SLO 1.00 s)" in times
     assert limit.startswith("KV cache: full at times (50.0 % on average), 1 preemption")
+    assert limit.endswith(". Each request finds 17 of 67 prompt tokens in cache")
 
 
 def test_an_slo_is_judged_by_the_low_and_the_high_estimate() -> None:

@@ -206,16 +206,16 @@ def glance_table(fleet: Fleet, slo: Slo | None, first: tuple[str, str] | None = 
             _verdict(fleet, slo),
         ),
         ("How long does a request take?", times_text(fleet.banded, slo)),
-        ("What is the bottleneck?", limit_of(fleet.outcome)),
-        *_cache_rows(fleet.outcome),
+        ("What is the bottleneck?", limit_of(fleet.outcome) + _cached_text(fleet.outcome)),
     )
     return Table(title=GLANCE, columns=(Column("question"), Column("answer")), rows=rows)
 
 
-def _cache_rows(outcome: ReplayOutcome) -> Iterator[tuple[str, str]]:
-    if outcome.cached_tokens:
-        found, prompt = (tokens / outcome.requests for tokens in (outcome.cached_tokens, outcome.prompt_tokens))
-        yield "What is in the prefix cache?", f"each request finds {found:,.0f} of {prompt:,.0f} prompt tokens"
+def _cached_text(outcome: ReplayOutcome) -> str:
+    if not outcome.cached_tokens:
+        return ""
+    found, prompt = (tokens / outcome.requests for tokens in (outcome.cached_tokens, outcome.prompt_tokens))
+    return f". Each request finds {found:,.0f} of {prompt:,.0f} prompt tokens in cache"
 
 
 def _verdict(fleet: Fleet, slo: Slo | None) -> str:
