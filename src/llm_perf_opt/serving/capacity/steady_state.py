@@ -351,14 +351,16 @@ class SteadyReplica:
 
     def _settled(self, sequences: int) -> SteadyState:
         """Where more requests leave less in the cache, and as many come as the steps then answer."""
-        low, high = 0.0, self._finding(0.0, sequences)._state(sequences).requests_per_s
-        for _ in range(_ROUNDS):
-            state = self._finding(high, sequences)._state(sequences)
-            if state.requests_per_s >= high * (1 - _SETTLED) or high - low < _SETTLED * high:
-                break
-            middle = (low + high) / 2
-            answered = self._finding(middle, sequences)._state(sequences).requests_per_s
-            low, high = (low, middle) if answered < middle else (middle, high)
+        state = self._finding(0.0, sequences)._state(sequences)
+        low, high = 0.0, state.requests_per_s
+        asked = high
+        while high - low > _SETTLED * high:
+            state = self._finding(asked, sequences)._state(sequences)
+            if state.requests_per_s >= asked:
+                low = asked
+            else:
+                high = asked
+            asked = (low + high) / 2
         assert state.reuse is not None
         return replace(state, requests_per_s=min(state.requests_per_s, state.reuse.most_per_s))
 
