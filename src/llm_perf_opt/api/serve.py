@@ -292,22 +292,26 @@ def serve(
     deadline = read_deadline(pages, within)
     declared = AskedTraffic(input, output, users, rate, page, pages, shared_prefix, sessions).declared()
     _require_replayable({"disaggregate": disaggregate, "have adapters": lora, "speculate": speculate} if replay else {})
-    require_sessions(declared, kv_offload=workload.get("kv_offload"), is_disaggregated=disaggregate)
+    require_sessions(declared, workload, is_disaggregated=disaggregate)
     space = replace(taken_plan(workload, slo, is_alone=False), speculation=read_speculation(speculate))
     models = _served(model, declared, engines, workload, _adapters(lora, engines), is_known=devices_file is None)
-    demand = Demand(
-        mean=mean_of(declared, models[0].page_tokens),
-        users=users,
-        requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
-        deadline=deadline,
-        slo=slo,
-        has_drawn_lengths=has_drawn_lengths(declared),
-        is_engine_only=engine_only,
-        max_gpus=max_gpus,
-    )
+    demand = replace(_demand(declared, models[0], users, slo, max_gpus), deadline=deadline, is_engine_only=engine_only)
     source = model.name if isinstance(model, TracedRun) else str(model)
     question = _Question(source, demand, declared, refused=[], choices=choices)
     return _answered(question, models, space, prices, is_replayed=replay, is_disaggregated=disaggregate)
+
+
+def _demand(
+    declared: DeclaredTraffic, served: ServedModel, users: int | None, slo: Slo | None, max_gpus: int
+) -> Demand:
+    return Demand(
+        mean=mean_of(declared, served.page_tokens),
+        users=users,
+        requests_per_s=None if declared.arrivals is None else declared.arrivals.per_s,
+        slo=slo,
+        has_drawn_lengths=has_drawn_lengths(declared),
+        max_gpus=max_gpus,
+    )
 
 
 def _answered(

@@ -27,7 +27,7 @@ class Request:
     of one name has the same tokens in every request. Requests that share some of each other are told by them.
 
     A turn of a `session` begins with the prompt and the answer of the turn `after` which it comes, when its user has
-    thought for `think_s`; its own `arrival_s` is that of the session.
+    thought for `think_s`; its own `arrival_s` is the session's.
     """
 
     id: str

@@ -282,13 +282,10 @@ class ServedModel:
             fit = _with_more_weights(fit, adapter_bytes(self.blocks, self.lora, plan.tp) // plan.pp)
         if speculation is not None and speculation.has_layer:
             fit = self._with_drafter(fit)
-        if (fit.cache_tokens or 0) < length:
+        cache_tokens = fit.cache_tokens or 0
+        if cache_tokens < length:
             return None
-        taken = ReplicaLimits(
-            sequences=limits.sequences,
-            batched_tokens=limits.chunk_tokens,
-            cache_tokens=fit.cache_tokens or 0,
-        )
+        taken = ReplicaLimits(sequences=limits.sequences, batched_tokens=limits.chunk_tokens, cache_tokens=cache_tokens)
         steady = SteadyReplica(
             table=self._table(device, plan, cluster),
             mean=mean,

@@ -40,8 +40,8 @@ class DeclaredTraffic:
     `prompt` is the text of a request, without a shared prefix and without the tokens of its page; None with `pages`:
     the text that the model's own prompt has. The traffic ends after `requests` or `duration_s`, whichever is first.
 
-    With `sessions` a prompt is that of a first turn, clients are users with one session each, and the arrivals are
-    those of all turns together.
+    With `sessions` a prompt is a first turn's, clients are users with one session each, and the rate is of all turns
+    together.
     """
 
     output: Lengths

@@ -214,8 +214,8 @@ def glance_table(fleet: Fleet, slo: Slo | None, first: tuple[str, str] | None = 
 def _cached_text(outcome: ReplayOutcome) -> str:
     if not outcome.cached_tokens:
         return ""
-    found, prompt = (tokens / outcome.requests for tokens in (outcome.cached_tokens, outcome.prompt_tokens))
-    return f". Each request finds {found:,.0f} of {prompt:,.0f} prompt tokens in cache"
+    cached, prompt = (tokens / outcome.requests for tokens in (outcome.cached_tokens, outcome.prompt_tokens))
+    return f". Each request finds {cached:,.0f} of {prompt:,.0f} prompt tokens in cache"
 
 
 def _verdict(fleet: Fleet, slo: Slo | None) -> str:

@@ -30,7 +30,7 @@ _FULL = 0.99  # of a link: beyond, loads wait without end
 class SessionMean:
     """Sessions by their mean request. `earlier_tokens` of a prompt were computed by the turns before, in whole blocks.
 
-    `continued` is the share of requests with a turn before them, whose users thought for `think_s` on average. The
+    `continued` is the share of requests with a turn before them: their users thought for `think_s` on average. The
     prompts of first turns have `first_tokens`.
     """
 
@@ -60,7 +60,7 @@ class Reuse:
     """What the mean request finds in caches, and how long it is loaded. `most_per_s`: requests that the link takes.
 
     `kinds` of requests are turns that find what is before them, turns that do not, and first turns: the share of each,
-    and by how much its first token comes later than that of the mean request, the earliest kind first.
+    and by how much its first token comes later than the mean request's, the earliest kind first.
     """
 
     gpu_tokens: float
@@ -100,7 +100,7 @@ def read_host_bytes(text: str | None) -> int | None:
 
 
 def host_cache(host_bytes: int, device: Device, rank_bytes_per_token: float, ranks: int, groups: int) -> HostCache:
-    """Host memory of a replica whose groups of ranks keep this much of each token on each rank."""
+    """Host memory of a replica; each rank of its groups keeps this much of each token."""
     link = host_link(device)
     if link is None:
         raise UsageError(

@@ -73,14 +73,14 @@ def _found_text(fleet: SizedFleet) -> str:
     if (reuse := fleet.state.reuse) is None:
         return ""
     mean, host = fleet.demand.mean, fleet.candidate.replica.steady.host
-    found = f"{reuse.tokens + mean.shared_tokens:,.0f} of {mean.prompt_tokens:,.0f}"
+    cached = f"{reuse.tokens + mean.shared_tokens:,.0f} of {mean.prompt_tokens:,.0f}"
     where = ""
     if reuse.host_tokens:
         loaded = f"{reuse.host_tokens:,.0f} of them in host memory, loaded in {format_seconds(reuse.load_s)}"
         where = f" ({loaded} on average)"
     elif host is not None:
         where = " (none in host memory)"
-    return f" Each turn finds {found} prompt tokens in cache{where}."
+    return f" Each turn finds {cached} prompt tokens in cache{where}."
 
 
 def session_notes(fleet: SizedFleet | None) -> Iterator[Note]:

@@ -160,13 +160,13 @@ class SteadyState:
 
     @property
     def latency_s(self) -> float:
-        """The median time of a whole answer; of sessions, that of the mean turn."""
+        """The median time of a whole answer; of sessions, the mean turn's."""
         first_s = self.first_token_s if self.reuse is None else self._mean_request_at(0.5) + self.reuse.load_s
         return first_s + self.token_s * steps_after_prompt(self.output_tokens)
 
     @property
     def users(self) -> float:
-        """Sequences, and users that think or whose turns are loaded from host memory."""
+        """Sequences, and users that think or wait for a load from host memory."""
         load_s = 0.0 if self.reuse is None else self.reuse.load_s
         return self.sequences + self.requests_per_s * (self.away_s + load_s)
 
@@ -326,14 +326,14 @@ class SteadyReplica:
 
     def _kinds(self, mean: MeanRequest, session: SessionMean, reuse: Reuse) -> tuple[tuple[float, float], ...]:
         """Kinds of requests by the time of their own prompt; together they take what the mean request takes."""
-        firsts, found = 1 - session.continued, session.continued * reuse.tokens / (session.earlier_tokens or 1)
+        firsts, resumed = 1 - session.continued, session.continued * reuse.tokens / (session.earlier_tokens or 1)
         later_tokens = (mean.prompt_tokens - firsts * session.first_tokens) / session.continued
         kinds = []
-        for prompt, share in ((session.first_tokens, firsts), (later_tokens, session.continued - found)):
+        for prompt, share in ((session.first_tokens, firsts), (later_tokens, session.continued - resumed)):
             whole_s = self._chunk_s(replace(mean, prompt_tokens=prompt, resumed_tokens=0.0))
             kinds.append((share, whole_s - self._chunk_s(mean)))
-        if found > _RARE:
-            kinds.append((found, (reuse.load_s - sum(share * later_s for share, later_s in kinds)) / found))
+        if resumed > _RARE:
+            kinds.append((resumed, (reuse.load_s - sum(share * later_s for share, later_s in kinds)) / resumed))
         return tuple(sorted((kind for kind in kinds if kind[0] > _RARE), key=itemgetter(1)))
 
     @property

@@ -9,7 +9,7 @@ from llm_perf_opt.serving.requests import Request, Traffic
 
 
 class ComingRequests:
-    """A client: it takes requests in order, keeps at most so many sessions open, and thinks between their turns.
+    """A client: it takes requests in order, keeps at most `concurrency` sessions open, and thinks between their turns.
 
     A place is taken by the first turn of a session and is free when the last one has ended. A request that is no
     session's has one turn.

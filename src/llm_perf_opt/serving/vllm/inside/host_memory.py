@@ -53,7 +53,7 @@ class HostTransfers:
         return _Copy(job, end_s, loaded)
 
     def ended(self, now_s: float) -> Any:
-        """What the worker tells the scheduler: copies that ended, and requests whose cache is there."""
+        """What the worker tells the scheduler: copies that ended, and requests that have their cache."""
         done = []
         for copies in (self._loads, self._stores):
             while copies and copies[0].end_s <= now_s:
