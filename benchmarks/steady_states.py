@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import ceil
+from operator import sub
 from statistics import median
 from typing import Any
 
@@ -48,8 +49,9 @@ DATA = DOCS / "data" / "steady_states.json"
 SESSIONS = (
     "prompt=2000 output=200 sessions:turns=8,grow=400,think=10s",
     "prompt=6000 output=150 sessions:turns=12,grow=300,think=5s",
+    "prompt=2000 output=200 sessions:turns=8,grow=400,think=40s",
 )
-SESSION_LOADS, HOST_BYTES = (0.3, 0.6, 0.75), (None, 24 * 2**30)
+SESSION_LOADS, HOST_BYTES = (0.3, 0.6, 0.75), (None, 96 * 2**30)
 SESSION_REQUESTS = 2_400  # of which the first and the last quarter are left out: the cache fills, and empties
 
 
@@ -124,16 +126,14 @@ def session_rows() -> Iterator[tuple[str, ...]]:
             candidate = PlanCandidate(cluster=cluster, served=served, replica=replica, replicas=1)
             (requests,) = (replayed.requests for replayed in replays.replayed(candidate, traffic))
             middle = slice(SESSION_REQUESTS // 4, 3 * SESSION_REQUESTS // 4)
-            arrivals, firsts, lasts = requests.arrival_s[middle], requests.first_token_s[middle], requests.last_token_s
+            arrivals, firsts, lasts, outputs = (
+                times[middle]
+                for times in (requests.arrival_s, requests.first_token_s, requests.last_token_s, requests.output_tokens)
+            )
             state = replica.steady.at_rate((len(arrivals) - 1) / (arrivals[-1] - arrivals[0]))
             assert state is not None and state.reuse is not None
-            tpot, ttft = (
-                median(
-                    (last - first) / (tokens - 1)
-                    for first, last, tokens in zip(firsts, lasts[middle], requests.output_tokens[middle], strict=True)
-                ),
-                sorted(first - arrival for first, arrival in zip(firsts, arrivals, strict=True)),
-            )
+            tpot = median(map(lambda first, last, tokens: (last - first) / (tokens - 1), firsts, lasts, outputs))
+            ttft = sorted(map(sub, firsts, arrivals))
             late = ttft[ceil(0.99 * len(ttft)) - 1]
             found, prompt = sum(requests.cached_tokens[middle]), sum(requests.prompt_tokens[middle])
             where = "GPU" if host_bytes is None else f"GPU and {host_bytes / 2**30:.0f} GiB of the host"
