@@ -124,11 +124,9 @@ def published(**other: Any) -> dict[str, Any]:
 
 def test_published_runs_near_the_request_are_drawn_as_circles(browser: Any, made: Made, tmp_path: Path) -> None:
     far = published(input_tokens=4096), published(weight_bits=8), published(gpu="h200-sxm")
-    servers = [published(), published(engine="sglang", speed=40.0), *far]
+    runs = [published(), published(engine="sglang", speed=40.0), *far]
     page = tmp_path / "measured.html"
-    page.write_text(
-        explore_page_text({**made.data, "measured": {**made.data["measured"], "servers": servers}}), "utf-8"
-    )
+    page.write_text(explore_page_text({**made.data, "published": {**made.data["published"], "runs": runs}}), "utf-8")
     circles = "return document.querySelectorAll('#frontier-chart .measured circle').length"
     for place, count, words in (
         ("#input=32&output=32", 2, "The circles are 2 published runs with 32 tokens in, 32 out and 16-bit weights"),
@@ -139,7 +137,7 @@ def test_published_runs_near_the_request_are_drawn_as_circles(browser: Any, made
         drawn(browser)
         assert browser.execute_script(circles) == count
         assert words in browser.execute_script("return document.getElementById('notes').textContent")
-    assert made.data["measured"]["servers"] == []
+    assert made.data["published"]["runs"] == []
 
 
 @pytest.mark.parametrize("place", ["#batch=-5&gpu=<img>", "#plan=none&users=1e9&cache=%00", "#%%%"])

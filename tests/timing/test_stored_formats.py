@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import llm_perf_opt as lpo
 from llm_perf_opt.core.callgraph import OpKind
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.hardware.priors import efficiency_priors
+from llm_perf_opt.core.workload import Deployment
+from llm_perf_opt.costs.necessary.anatomy import anatomy_of
+from llm_perf_opt.costs.necessary.stage_needs import matmul_type
 from llm_perf_opt.ops.cost import bytes_in_and_out
 from llm_perf_opt.ops.op import Kernel
 from llm_perf_opt.ops.table import kernels_of
 from llm_perf_opt.timing.datasheet_rates import kernel_time
 from llm_perf_opt.timing.lower_bound import fastest_peak
+from llm_perf_opt.tracing.deployed_traces import redeployed
 from tests.costs.made_kinds import kind, tensor
 
 ROWS, INPUTS, OUTPUTS = 4096, 8192, 8192
@@ -84,3 +90,24 @@ def test_with_engines_for_it_a_matmul_takes_half_the_time() -> None:
     device, priors = find_device("h100-sxm"), efficiency_priors()
     wide, narrow = (kernel_time(kernel(name), device, priors).band for name in ("bfloat16", "fp8"))
     assert narrow.high == pytest.approx(wide.high / 2, rel=0.1)
+
+
+class WeightFirst(torch.nn.Module):
+    """`weight @ x`, as the scan of a Mamba layer has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(256, 512, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, columns: torch.Tensor) -> torch.Tensor:
+        return self.inner.weight @ columns
+
+
+@pytest.mark.parametrize("weights", ["int4-g128", "nf4", "fp8"])
+def test_a_matmul_runs_in_the_type_of_its_activation_wherever_the_weight_stands(weights: str) -> None:
+    run = lpo.trace(WeightFirst(), args=(torch.zeros(256, 4, dtype=torch.bfloat16),))
+    (graph,) = redeployed(run.graphs, Deployment(weights=weights))
+    (matmul,) = anatomy_of(graph).matmuls
+    assert matmul.weight.meta.dtype.startswith(weights)
+    assert matmul_type(matmul) == ("float8_e4m3fn" if weights == "fp8" else "bfloat16")
+    fastest_peak(matmul_type(matmul), find_device("a100-sxm-80g"))

@@ -21,8 +21,8 @@ from llm_perf_opt.costs.stored_formats import can_store_cache
 from llm_perf_opt.formats.explore_html import explore_page_text
 from llm_perf_opt.models.huggingface.names import catalogue
 from llm_perf_opt.serving.explored_plans import ExploredPlans
-from llm_perf_opt.serving.measured_servers import SOURCE as MEASURED_SOURCE
-from llm_perf_opt.serving.measured_servers import measured_servers, weight_bits
+from llm_perf_opt.serving.published_runs import SOURCE as PUBLISHED_SOURCE
+from llm_perf_opt.serving.published_runs import published_runs, weight_bits
 from llm_perf_opt.serving.served_model import ServedModel
 from llm_perf_opt.serving.served_trace import served_origin
 from llm_perf_opt.sweeps.explored_forms import function_data
@@ -33,7 +33,7 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 GPUS = ("h100-sxm", "h200-sxm", "a100-sxm-80g", "l40s")  # where none is named
 _AS_STORED, _OTHER = "as stored", "fp8"
 _SEPARATOR = " / "
-_OF_SERVERS = ("gpu", "engine", "weight_bits", "gpus", "input_tokens", "output_tokens", "users")
+_OF_RUNS = ("gpu", "engine", "weight_bits", "gpus", "input_tokens", "output_tokens", "users")
 
 
 def explore_page(answer: SweepAnswer, path: str | Path, *, force: bool = False) -> Path:
@@ -70,28 +70,28 @@ def explored(function: RunFunction[TracedRun], name: str, gpus: Iterable[str | N
         "model": name,
         "version": __version__,
         "weights": weights,
-        "measured": _measured(name, known_gpus, {label: weight_bits(label.split(",")[0]) for label in weights}),
+        "published": _published(name, known_gpus, {label: weight_bits(label.split(",")[0]) for label in weights}),
         "caches": list(dict.fromkeys(label.split(_SEPARATOR)[1] for label in formats)),
         "phases": phases,
         **plans.data(),
     }
 
 
-def _measured(model: str, gpus: Sequence[str], bits: Mapping[str, int]) -> dict[str, Any]:
+def _published(model: str, gpus: Sequence[str], bits: Mapping[str, int]) -> dict[str, Any]:
     """What others measured of servers of this model; a model by another name of the catalogue has the same shapes."""
     known = catalogue().get(model)
-    servers = measured_servers((known.shared_with if known else None) or model, gpus)
+    runs = published_runs((known.shared_with if known else None) or model, gpus)
     return {
-        "source": MEASURED_SOURCE,
+        "source": PUBLISHED_SOURCE,
         "bits": bits,
-        "servers": [
+        "runs": [
             {
-                **{name: getattr(server, name) for name in _OF_SERVERS},
-                "speed": round(server.tokens_per_s_per_user, 2),
-                "tokens": round(server.output_tokens_per_s_per_gpu, 1),
+                **{name: getattr(run, name) for name in _OF_RUNS},
+                "speed": round(run.tokens_per_s_per_user, 2),
+                "tokens": round(run.output_tokens_per_s_per_gpu, 1),
             }
-            for server in servers
-            if server.weight_bits in bits.values()
+            for run in runs
+            if run.weight_bits in bits.values()
         ],
     }
 

@@ -8,27 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import llm_perf_opt as lpo
 from llm_perf_opt.core.callgraph import CallGraph, CallGraphBuilder, OpKind
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware import find_device
 from llm_perf_opt.core.plugins import MODELS, TRACERS
-from llm_perf_opt.core.workload import Deployment, Workload
+from llm_perf_opt.core.workload import Workload
 from llm_perf_opt.costs.coverage import known_sum
-from llm_perf_opt.costs.necessary.anatomy import anatomy_of
 from llm_perf_opt.costs.necessary.decoder_needs import DecoderNeeds, decoder_needs
-from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, Reason, matmul_type, necessary_by_stage
+from llm_perf_opt.costs.necessary.stage_needs import NecessaryWork, Reason, necessary_by_stage
 from llm_perf_opt.costs.stage_costs import stage_costs
 from llm_perf_opt.harness.tracers.weightless_tracer import WeightlessTracer
 from llm_perf_opt.models.deepseek_ocr.options import DeepSeekOcrWorkload
 from llm_perf_opt.models.huggingface.adapter import HuggingFaceAdapter
 from llm_perf_opt.models.huggingface.options import HuggingFaceWorkload
 from llm_perf_opt.timing.datasheet_rates import DataSheetRates
-from llm_perf_opt.timing.lower_bound import fastest_peak
 from llm_perf_opt.timing.predict import predict
-from llm_perf_opt.tracing.deployed_traces import redeployed
 from tests.models.huggingface.folders import LLAMA, LLAVA, MIXTRAL, T5, TEXT, write_folder
 
 transformers = pytest.importorskip("transformers", reason="the models here are transformers', an optional extra")
@@ -387,24 +383,3 @@ def test_experts_that_every_rank_repeats_are_necessary_once(tmp_path: Path) -> N
     assert rank.fewest_expert_bytes == pytest.approx((whole.fewest_expert_bytes or 0) / 2, abs=1)
     assert rank.saved[Reason.REPEATED] == 2 * 2 * 2 * 3 * 64 * 64 / 2, "half of 2 layers x 2 experts x 3 matrices"
     assert Reason.REPEATED not in whole.saved or not whole.saved[Reason.REPEATED]
-
-
-class WeightFirst(torch.nn.Module):
-    """`weight @ x`, as the scan of a Mamba layer has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(256, 512, bias=False, dtype=torch.bfloat16)
-
-    def forward(self, columns: torch.Tensor) -> torch.Tensor:
-        return self.inner.weight @ columns
-
-
-@pytest.mark.parametrize("weights", ["int4-g128", "nf4", "fp8"])
-def test_a_matmul_runs_in_the_type_of_its_activation_wherever_the_weight_stands(weights: str) -> None:
-    run = lpo.trace(WeightFirst(), args=(torch.zeros(256, 4, dtype=torch.bfloat16),))
-    (graph,) = redeployed(run.graphs, Deployment(weights=weights))
-    (matmul,) = anatomy_of(graph).matmuls
-    assert matmul.weight.meta.dtype.startswith(weights)
-    assert matmul_type(matmul) == ("float8_e4m3fn" if weights == "fp8" else "bfloat16")
-    fastest_peak(matmul_type(matmul), find_device("a100-sxm-80g"))

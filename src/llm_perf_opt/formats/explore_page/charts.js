@@ -1,7 +1,7 @@
 // The four pictures, drawn by Observable Plot from the figures; colours are variables of the page's style.
 
 import { html } from "./elements.js";
-import { frontier, measuredNear } from "./figures.js";
+import { frontier, publishedNear } from "./figures.js";
 import { shown } from "./texts.js";
 
 const GIBI = 2 ** 30;
@@ -120,7 +120,7 @@ export function frontierChart(model, choice, { serve }) {
   const place = document.getElementById("frontier-chart");
   const { points, best } = frontier(model, choice);
   if (!points.length) return place.replaceChildren(html("p", {}, "No plan of this GPU has step times and room for such a request."));
-  const runs = measuredNear(model, choice);
+  const runs = publishedNear(model, choice);
   const pointed = [
     ...points.map((point) => ({ ...point, who: `${point.plan}, ${point.sequences} sequences` })),
     ...runs.map((run) => ({ ...run, who: `measured: ${ENGINES[run.engine]}, ${run.gpus} GPUs, ${run.users} users` })),

@@ -197,9 +197,9 @@ export function frontier(model, choice) {
 }
 
 /** Published runs of this model on this GPU with weights of as many bits, at the lengths nearest to the request. */
-export function measuredNear({ data }, choice) {
-  const bits = data.measured.bits[choice.weights];
-  const runs = data.measured.servers.filter(({ gpu, weight_bits }) => gpu === choice.gpu && weight_bits === bits);
+export function publishedNear({ data }, choice) {
+  const bits = data.published.bits[choice.weights];
+  const runs = data.published.runs.filter(({ gpu, weight_bits }) => gpu === choice.gpu && weight_bits === bits);
   const distance = ({ input_tokens, output_tokens }) => Math.max(Math.abs(Math.log2(input_tokens / choice.input)), Math.abs(Math.log2(output_tokens / choice.output)));
   const nearest = Math.min(...runs.map(distance));
   const [first] = runs.filter((run) => distance(run) === nearest && nearest <= MOST_DOUBLINGS);

@@ -3,7 +3,7 @@
 import { ENGINES, frontierChart, memoryChart, rooflineChart, timeChart } from "./charts.js";
 import { Controls } from "./controls.js";
 import { byId, html } from "./elements.js";
-import { allFigures, measuredNear, Model } from "./figures.js";
+import { allFigures, publishedNear, Model } from "./figures.js";
 import { leaf, node } from "./formulas.js";
 import { inSeconds, shown } from "./texts.js";
 import { figureButton, openWitness, witnesses } from "./witness.js";
@@ -74,13 +74,13 @@ function codeTable({ phases }) {
   );
 }
 
-function measuredNote(choice) {
-  const runs = measuredNear(model, choice);
+function publishedNote(choice) {
+  const runs = publishedNear(model, choice);
   if (!runs.length) return "No published run of this model on this GPU, with such weights and lengths, is known here: none is drawn.";
   const [{ input_tokens: input, output_tokens: output, weight_bits: bits }] = runs;
   const engines = [...new Set(runs.map(({ engine }) => ENGINES[engine]))].join(", ");
   const number = runs.length === 1 ? "The circle is a published run" : `The circles are ${runs.length} published runs`;
-  return `${number} with ${input.toLocaleString("en-US")} tokens in, ${output.toLocaleString("en-US")} out and ${bits}-bit weights (${engines}): ${data.measured.source}.`;
+  return `${number} with ${input.toLocaleString("en-US")} tokens in, ${output.toLocaleString("en-US")} out and ${bits}-bit weights (${engines}): ${data.published.source}.`;
 }
 
 function notes({ entry, phases }, choice) {
@@ -91,7 +91,7 @@ function notes({ entry, phases }, choice) {
     entry?.table && `Step times come from: ${entry.table.origin}${entry.measured ? "" : ". No kernels of this GPU were measured: its times come from the data sheet"}.`,
     "Batch and context are one step: a prefill of that batch, and a decode step on that context. Users, input and output are a server in a steady state, as llm-perf-opt serve has it.",
     "Figures of the model's own code are of one device without a plan.",
-    measuredNote(choice),
+    publishedNote(choice),
   ];
   return texts.filter(Boolean).map((text) => html("li", {}, text));
 }

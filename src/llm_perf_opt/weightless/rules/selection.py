@@ -113,9 +113,11 @@ def sort(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) ->
     order = _index_ghost(spec.shape) if is_large else engine.oracle.identity_order(name, spec.shape, dim)
     if name == "argsort":
         return order
+    if counts is not None:
+        experts = new_ghost(spec)
+        experts.memory.counts = spec, counts  # the same ones in another order
+        return torch.return_types.sort((experts, order))
     values = new_ghost(spec) if spec.is_float or is_large else engine.oracle.values(spec)
-    if counts is not None:  # the same experts in another order
-        values.memory.counts = spec, counts
     return torch.return_types.sort((values, order))
 
 

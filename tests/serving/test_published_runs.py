@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measured_servers import table
-from llm_perf_opt.serving.measured_servers import FILE, measured_servers, weight_bits
+from benchmarks.published_runs import table
+from llm_perf_opt.serving.published_runs import FILE, published_runs, weight_bits
 
 FACTS = Path(__file__).parents[1] / "facts/serving/silicon_sample.csv"
 
@@ -24,7 +24,7 @@ def test_a_run_is_the_row_of_the_facts() -> None:
     row = rows["minimaxm2_5_b300_vllm_fp8_agg_1024x1024_c128_cfg733"]
     runs = [
         run
-        for run in measured_servers("MiniMaxAI/MiniMax-M2.5", ["b300-sxm"])
+        for run in published_runs("MiniMaxAI/MiniMax-M2.5", ["b300-sxm"])
         if run.tpot_us == round(float(row["tpot_ms"]) * 1e3) and run.users == int(row["concurrency"])
     ]
     (run,) = runs
@@ -36,11 +36,11 @@ def test_a_run_is_the_row_of_the_facts() -> None:
 
 
 def test_only_the_model_and_the_gpus_that_are_asked_for() -> None:
-    runs = measured_servers("Qwen/Qwen3-32B", ["h100-sxm"])
+    runs = published_runs("Qwen/Qwen3-32B", ["h100-sxm"])
     assert len(runs) > 50
     assert {(run.model, run.gpu) for run in runs} == {("Qwen/Qwen3-32B", "h100-sxm")}
-    assert measured_servers("Qwen/Qwen3-32B", ["l4"]) == measured_servers("no/such-model", ["h100-sxm"]) == []
-    assert measured_servers("deepseek-ai/DeepSeek-V3", ["h200-sxm"]) == measured_servers(
+    assert published_runs("Qwen/Qwen3-32B", ["l4"]) == published_runs("no/such-model", ["h100-sxm"]) == []
+    assert published_runs("deepseek-ai/DeepSeek-V3", ["h200-sxm"]) == published_runs(
         "deepseek-ai/DeepSeek-R1", ["h200-sxm"]
     )
 

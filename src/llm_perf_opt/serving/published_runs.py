@@ -1,6 +1,6 @@
 """Published measurements of servers, to draw next to what is expected of one: figures, never a fit.
 
-`measured_servers.csv` is made by `python -m benchmarks.measured_servers`, which says where its rows come from.
+`published_runs.csv` is made by `python -m benchmarks.published_runs`, which says where its rows come from.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.reading import FileKind, read_bytes
 from llm_perf_opt.core.tensor_formats import is_weight_format, tensor_bytes, weight_format
 
-FILE = Path(__file__).with_name("measured_servers.csv")
+FILE = Path(__file__).with_name("published_runs.csv")
 SOURCE = "InferenceX dumps and NVIDIA's measurements in aiconfigurator-core 0.12.0 (Apache-2.0)"
-_KIND = FileKind(name="file of measured servers", fix="install the package again")
+_KIND = FileKind(name="file of published runs", fix="install the package again")
 # Models of the same shapes, of which one was measured for both.
 _MEASURED_AS = {"deepseek-ai/DeepSeek-V3": "deepseek-ai/DeepSeek-R1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredServer:
+class PublishedRun:
     """One run of a load generator: `users` requests at once on `gpus` GPUs; times are means."""
 
     model: str
@@ -48,7 +48,7 @@ class MeasuredServer:
         return self.users * self.output_tokens * 1e6 / request_us / self.gpus
 
 
-def measured_servers(model: str, gpus: Collection[str]) -> list[MeasuredServer]:
+def published_runs(model: str, gpus: Collection[str]) -> list[PublishedRun]:
     """The runs of a model on any of these GPUs."""
     name = _MEASURED_AS.get(model, model)
     rows = csv.DictReader(read_bytes(FILE, _KIND).decode("utf-8").splitlines())
@@ -62,7 +62,7 @@ def weight_bits(dtype: str) -> int:
     return 8 * tensor_bytes(TensorMeta(shape=(1,), dtype=dtype, device=""))
 
 
-def _measured(row: dict[str, str]) -> MeasuredServer:
+def _measured(row: dict[str, str]) -> PublishedRun:
     texts = {"model", "gpu", "engine"}
     numbers = {name: int(value) for name, value in row.items() if name not in texts}
-    return MeasuredServer(model=row["model"], gpu=row["gpu"], engine=row["engine"], **numbers)
+    return PublishedRun(model=row["model"], gpu=row["gpu"], engine=row["engine"], **numbers)

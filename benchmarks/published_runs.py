@@ -1,6 +1,6 @@
 """The published runs that a page to explore draws next to its own points.
 
-    python -m benchmarks.measured_servers       write `src/llm_perf_opt/serving/measured_servers.csv` again
+    python -m benchmarks.published_runs       write `src/llm_perf_opt/serving/published_runs.csv` again
 
 Its rows are the runs of `tests/facts/serving/silicon_sample.csv` in which each worker both reads prompts and generates,
 after all rules by which the accuracy pages read that file.
@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 
 from benchmarks.records import MeasuredRun, read_silicon
 from llm_perf_opt.core.output_files import write_result
-from llm_perf_opt.serving.measured_servers import FILE, MeasuredServer
+from llm_perf_opt.serving.published_runs import FILE, PublishedRun
 
 NAMES = {
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
@@ -31,11 +31,11 @@ NAMES = {
 BITS = {"bf16": 16, "fp8": 8, "fp4": 4, "int4": 4}
 
 
-def measured(run: MeasuredRun) -> MeasuredServer | None:
+def measured(run: MeasuredRun) -> PublishedRun | None:
     """None: the run is disaggregated, has drafts, repeats another, or lacks a figure that the page needs."""
     if run.is_disaggregated or run.drafts or run.is_repeat or not (run.in_flight and run.ttft_s and run.tpot_s):
         return None
-    return MeasuredServer(
+    return PublishedRun(
         model=NAMES[run.model],
         gpu=run.device,
         engine=run.engine,
@@ -54,7 +54,7 @@ def table() -> str:
     text = io.StringIO()
     rows = {tuple(asdict(server).values()) for run in read_silicon() if (server := measured(run)) is not None}
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(MeasuredServer)])
+    writer.writerow([field.name for field in fields(PublishedRun)])
     writer.writerows(sorted(rows))
     return text.getvalue()
 
