@@ -69,7 +69,7 @@ class TrainingOptions(OptionRecord):
     measured: float | None = option(
         None, metavar="TOKENS/S", help="What your own run reaches on all GPUs: adds what the prediction leaves open."
     )
-    trainer: str = option("trl", metavar="NAME", help="With --write: trl.")
+    trainer: str = option("trl", metavar="NAME", help="With --write: trl, axolotl, llamafactory or torchtitan.")
 
     def arguments(self) -> Mapping[str, Any]:
         """The arguments of `lpo.train`."""
