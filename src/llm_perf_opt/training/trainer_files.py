@@ -140,7 +140,7 @@ def _sharding(run: TrainingRun) -> dict[str, Value]:
         "reshard_after_forward": run.is_resharded,
         "offload_params": run.offloads,
         "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_ram_efficient_loading": True,
+        "cpu_ram_efficient_loading": run.method.kind != QLORA,  # 4-bit weights cannot be scattered from one rank
     }
 
 
@@ -225,7 +225,7 @@ def axolotl_settings(model: str, run: TrainingRun, *, has_tower: bool) -> Settin
     settings: Settings = {
         "base_model": model,
         "sequence_len": run.sequence,
-        "sample_packing": not has_tower,
+        "sample_packing": not has_tower and (plan.cp == 1 or run.micro_batch == 1),  # ring attention packs one row
         "attn_implementation": "flash_attention_2",
         "micro_batch_size": run.micro_batch,
         "gradient_accumulation_steps": run.micro_batches,
