@@ -115,7 +115,7 @@ def test_a_rate_of_ones_own_is_explained_down_to_the_step(llama: Path, command: 
     assert "Your run: " in out and "50 % slower than predicted" in " ".join(out.split())
     _, printed, _ = command(*words, "--measured", f"{rate}", "--json")
     table = next(each for each in json.loads(printed)["tables"] if each["title"] == "Why the MFU is what it is")
-    times = {row["part of a step"]: row["time"] for row in table["rows"]}
+    times = {row["part_of_a_step"]: row["time_seconds"] for row in table["rows"]}
     assert times["copies from the host's memory"] > 0
     assert sum(times.values()) == pytest.approx(predicted.step_s * 2)
 
