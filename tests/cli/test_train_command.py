@@ -107,7 +107,7 @@ def test_what_does_not_fit_ends_with_3_and_the_change_that_helps(tmp_path: Path,
 def test_a_rate_of_ones_own_is_explained_down_to_the_step(llama: Path, command: Command) -> None:
     """The parts of a step are as long as the measured step, copies from the host's memory among them."""
     predicted = lpo.train(llama, "2x h100-sxm", seq=64, micro_batch=2, plan="fsdp2", offload=True)
-    assert predicted.tokens_per_s is not None
+    assert predicted.tokens_per_s is not None and predicted.step_s is not None
     rate = predicted.tokens_per_s / 2
     words = (llama, "--gpus", "2x h100-sxm", "--seq", "64", "--micro-batch", "2", "--plan", "fsdp2", "--offload")
     code, out, _ = command(*words, "--measured", f"{rate}")

@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -32,7 +34,7 @@ KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list"}
 QLORA = TrainingMethod(kind="qlora", rank=8)
 OFFLOADED = {"method": QLORA, "recompute": "full", "offloads": True}
 # What is asked for: trainer, model, GPUs, plan, states, whether it has an encoder, and the rest of the run.
-RUNS = {
+RUNS: Mapping[str, tuple[str, str, str, str, str, bool, dict[str, Any]]] = {
     "adapters": (AXOLOTL, "Qwen/Qwen3-0.6B", "2x rtx-4090", "fsdp2", "mixed", False, OFFLOADED),
     "experts": (AXOLOTL, "Qwen/Qwen3-30B-A3B", "2x8 h100-sxm", "fsdp8,ep4", "bf16", False, {"loss": "fused"}),
     "context": (AXOLOTL, "Qwen/Qwen3-8B", "8x h100-sxm", "cp2,fsdp4", "bf16", False, {"loss": "chunked"}),
@@ -42,7 +44,7 @@ RUNS = {
     "titan experts": (TITAN, "Qwen/Qwen3-30B-A3B", "8x8 h100-sxm", "fsdp32,ep8", "mixed", False, {"loss": "chunked"}),
     "titan pipeline": (TITAN, "meta-llama/Llama-3.1-70B", "8x8 h100-sxm", "tp4,pp4,vp2,cp2", "bf16", False, {}),
 }
-PARSED = {  # a setting of each run as the library's own parser must give it
+PARSED: Mapping[str, dict[str, Any]] = {  # a setting of each run as the library's own parser must give it
     "adapters": {"lora_r": 8, "load_in_4bit": True, "dp_shard_size": 2, "gradient_accumulation_steps": 4},
     "experts": {"expert_parallel_size": 4, "dp_shard_size": 2, "dp_replicate_size": 2, "sequence_len": 512},
     "context": {"context_parallel_size": 2, "dp_shard_size": 4, "chunked_cross_entropy": True},
@@ -133,7 +135,7 @@ def words_of(words: list[str]) -> dict[str, object]:
 
 
 def flat(settings: dict[str, object]) -> dict[str, object]:
-    rows = {}
+    rows: dict[str, object] = {}
     for name, value in settings.items():
         rows |= {f"{name}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {name: value}
     return rows
