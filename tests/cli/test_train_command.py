@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -99,6 +100,24 @@ def test_what_does_not_fit_ends_with_3_and_the_change_that_helps(tmp_path: Path,
     assert out.startswith("Does not fit, ")
     assert "To make it fit: " in out
     assert "does not fit on l4" in err
+    shorter = re.search(r"it fits with\s+--seq (\d+)", out)
+    assert shorter is None or int(shorter[1]) < 64
+
+
+def test_a_rate_of_ones_own_is_explained_down_to_the_step(llama: Path, command: Command) -> None:
+    """The parts of a step are as long as the measured step, copies from the host's memory among them."""
+    predicted = lpo.train(llama, "2x h100-sxm", seq=64, micro_batch=2, plan="fsdp2", offload=True)
+    assert predicted.tokens_per_s is not None and predicted.step_s is not None
+    rate = predicted.tokens_per_s / 2
+    words = (llama, "--gpus", "2x h100-sxm", "--seq", "64", "--micro-batch", "2", "--plan", "fsdp2", "--offload")
+    code, out, _ = command(*words, "--measured", f"{rate}")
+    assert code == 0
+    assert "Your run: " in out and "50 % slower than predicted" in " ".join(out.split())
+    _, printed, _ = command(*words, "--measured", f"{rate}", "--json")
+    table = next(each for each in json.loads(printed)["tables"] if each["title"] == "Why the MFU is what it is")
+    times = {row["part_of_a_step"]: row["time_seconds"] for row in table["rows"]}
+    assert times["copies from the host's memory"] > 0
+    assert sum(times.values()) == pytest.approx(predicted.step_s * 2)
 
 
 def test_files_for_a_trainer_are_written_once(llama: Path, tmp_path: Path, command: Command) -> None:

@@ -79,10 +79,13 @@ class TrainAnswer(Answer):
         return report_of(self._trained)
 
     def save_trainer(self, folder: str | Path, trainer: str = "trl", *, force: bool = False) -> tuple[Path, ...]:
-        """The command and the configuration that start this run in a trainer."""
+        """The command and the configuration that start this run in trl, axolotl, llamafactory or torchtitan."""
         from llm_perf_opt.training.trainer_files import write_trainer
 
-        return write_trainer(Path(folder), trainer, self.model, self._trained.best.run, force=force)
+        has_tower = self._trained.shape.tower_parameters > 0
+        return write_trainer(
+            Path(folder), trainer, self.model, self._trained.best.run, has_tower=has_tower, force=force
+        )
 
 
 def train(

@@ -67,9 +67,9 @@ class TrainingOptions(OptionRecord):
     train_towers: bool = option(False, help="Train the encoder of images or sound too. Default: it is frozen.")
     offload: bool = option(False, help="Keep weights and states in the host's memory; with a plan fsdpN.")
     measured: float | None = option(
-        None, metavar="TOKENS/S", help="What your own run reaches on all GPUs: adds what the prediction leaves open."
+        None, metavar="TOKENS/S", help="What your own run reaches on all GPUs: says why its MFU is what it is."
     )
-    trainer: str = option("trl", metavar="NAME", help="With --write: trl.")
+    trainer: str = option("trl", metavar="NAME", help="With --write: trl, axolotl, llamafactory or torchtitan.")
 
     def arguments(self) -> Mapping[str, Any]:
         """The arguments of `lpo.train`."""
@@ -96,8 +96,8 @@ def train(
 ) -> None:
     """Say whether training MODEL_OR_DIR fits, how many tokens per second it reaches, and what it costs.
 
-    Without --plan, --micro-batch and --recompute the fastest combination that fits is searched. The exit code is 3
-    if the run does not fit.
+    Adapters: --method lora:16 or qlora:16. Pre-training: --states master --compiled. Without --plan, --micro-batch
+    and --recompute the fastest combination that fits is searched. The exit code is 3 if the run does not fit.
     """
     from llm_perf_opt.api.train import train as train_answer
 

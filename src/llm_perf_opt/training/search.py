@@ -245,7 +245,7 @@ def faster_changes(shape: ModelShape, run: TrainingRun, clock: StepClock, *, is_
             yield RunChange(what="split it in another way", options=f"--plan {best.run.plan}", run=best.run)
 
 
-_LESS = {"none": "recompute nothing", "selective": "recompute attention alone"}
+_LESS = {"none": "recompute nothing", "selective": "keep attention and every second matmul"}
 _LEAST_SAVED = 0.01  # of a step: what saves less is not told
 
 

@@ -29,7 +29,7 @@ from llm_perf_opt.training.search import Candidate, FasterRun, RunChange
 from llm_perf_opt.training.step_kernels import Phase
 from llm_perf_opt.training.training_run import TrainingRun
 
-_APART = (Phase.RECOMPUTE, Phase.COMMUNICATION, Phase.BUBBLE, Phase.OPTIMIZER, Phase.LAUNCHES)
+_WORK = (Phase.FORWARD, Phase.BACKWARD, Phase.LOSS)
 MEMORY, STEP, WHY, LINKS, FLOPS, SEARCH, LIMITS, FASTER = (
     "Memory of the fullest GPU",
     "An optimizer step",
@@ -66,6 +66,8 @@ def report_of(trained: Trained) -> Report:
     """Everything, the answer first."""
     best = trained.best
     tables = [_memory_table(best), *_times(trained), _limits(trained)]
+    if trained.measured_tokens_per_s is not None:
+        tables.sort(key=lambda table: table.title != WHY)  # the answer to whoever gives a rate of their own
     if trained.faster:
         tables.insert(0, _faster(trained.faster))
     if len(trained.others) > 1:
@@ -97,20 +99,29 @@ def answer_lines(trained: Trained) -> Iterator[str]:
         f"{expected:,.0f} tokens/s ({low:,.0f} to {high:,.0f}){each}; "
         f"a step of {run.step_tokens:,} tokens takes {format_seconds(best.time.seconds)}. {_mfu_text(trained)}"
     )
-    yield _bill(trained)
+    own = _own_run(trained)
+    if own is not None:
+        yield own
+    if own is None or trained.tokens is not None:
+        yield _bill(trained)
 
 
 def settings(run: TrainingRun) -> str:
     """Plan, micro batch and recomputation, as a reader would type them."""
-    again = f"recompute {run.recompute}"
-    return f"{run.plan}, micro batch {run.micro_batch} x {run.micro_batches}, {again}"
+    plan = f"{run.plan}, " if run.plan.gpus > 1 else ""
+    accumulated = f" ({run.micro_batches} accumulated)" if run.micro_batches > 1 else ""
+    return f"{plan}micro batch {run.micro_batch}{accumulated}, recompute {run.recompute}"
 
 
 def _repair_line(trained: Trained) -> str:
+    length = trained.largest["sequence"]
+    shorter = f" As it is, it fits with --seq {length}." if length else ""
     if not trained.repairs:
-        return "No change of recomputation, loss, plan or method makes it fit: take more GPUs, or larger ones."
+        return (
+            f"No change of recomputation, loss, plan or method makes it fit: take more GPUs, or larger ones.{shorter}"
+        )
     words = " ".join(change.options for change in trained.repairs)
-    return f"To make it fit: {', then '.join(change.what for change in trained.repairs)} ({words})."
+    return f"To make it fit: {', then '.join(change.what for change in trained.repairs)} ({words}).{shorter}"
 
 
 def _rates(best: Candidate) -> tuple[float, float, float]:
@@ -151,6 +162,20 @@ def _bill(trained: Trained) -> str:
     return f"{text} and ${money[1]} (${money[0]} to ${money[2]}) at ${three_digits(cost)} per hour."
 
 
+def _own_run(trained: Trained) -> str | None:
+    """Where the time of the measured run goes; None: no rate was given, or no MFU is known."""
+    rate = trained.measured_tokens_per_s
+    if rate is None or trained.peak_flops_per_s is None:
+        return None
+    name = necessary_name(trained.best.run)
+    rows = _parts(trained, trained.peak_flops_per_s)[1:]
+    losses = sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])
+    whole = trained.best.run.step_tokens / rate
+    text = "; ".join(f"{100 * seconds / whole:.0f} % {part}" for part, seconds in losses[:3])
+    mfu = 100 * _mfu(trained, rate, name)
+    return f"Your run: {rate:,.0f} tokens/s, MFU {mfu:.0f} %. The rest of its step, largest first: {text}."
+
+
 def _hour_cost(trained: Trained) -> float | None:
     price = trained.price_per_hour
     return None if price is None else price * trained.best.run.plan.gpus
@@ -158,6 +183,8 @@ def _hour_cost(trained: Trained) -> float | None:
 
 def _hours(seconds: float) -> str:
     hours = seconds / 3600
+    if hours < 1:
+        return f"{three_digits(60 * hours)} min"
     return f"{three_digits(hours / 24)} days" if hours > _DAY_HOURS else f"{three_digits(hours)} h"
 
 
@@ -260,20 +287,24 @@ def _phase_row(name: str, band: Band, whole: float) -> tuple[Cell, ...]:
     return name, expected, expected / whole if whole else None, band.low, band.high
 
 
-def _ladder(trained: Trained, peak: int) -> Table:
+def _parts(trained: Trained, peak: int) -> list[tuple[str, float]]:
     """From the necessary FLOPs at the peak to the step, or to the measured step."""
     best, time = trained.best, trained.best.time
     assert time is not None
-    run, phases = best.run, {phase: band.expected or 0.0 for phase, band in time.phases.items()}
-    each = run.step_tokens / run.plan.gpus / peak
-    ideal = each * necessary_flops(trained.shape, run)
-    kernels = sum(phases[phase] for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOSS)) - ideal
+    run = best.run
+    ideal = run.step_tokens / run.plan.gpus / peak * necessary_flops(trained.shape, run)
+    apart = {phase: band.expected or 0.0 for phase, band in time.phases.items() if phase not in _WORK}
+    kernels = time.seconds - ideal - sum(apart.values())
     rows = [("necessary FLOPs at the peak: MFU", ideal), ("kernels below the peak, and vector work", kernels)]
-    rows += [(str(phase), phases[phase]) for phase in _APART if phases[phase] > 0]
-    whole = time.seconds
+    rows += [(str(phase), seconds) for phase, seconds in apart.items() if seconds > 0]
     if trained.measured_tokens_per_s is not None:
-        whole = run.step_tokens / trained.measured_tokens_per_s
-        rows.append(("your run beyond the prediction", whole - time.seconds))
+        rows.append(("slower than predicted", run.step_tokens / trained.measured_tokens_per_s - time.seconds))
+    return rows
+
+
+def _ladder(trained: Trained, peak: int) -> Table:
+    rows = _parts(trained, peak)
+    whole = sum(seconds for _, seconds in rows)
     columns = (Column("part of a step"), Column("time", Kind.SECONDS), Column("share", Kind.RATIO))
     cells = tuple((name, part, part / whole) for name, part in rows)
     formulas = {"share": ("share", "time")}

@@ -66,7 +66,13 @@ class StateBytes:
     states: float
     factored: bool = False
 
+    @property
+    def kind(self) -> str:
+        """The word of `--states`."""
+        return "master" if self.gradients > self.weights else "mixed" if self.weights > _TWO_BYTES else "bf16"
 
+
+_TWO_BYTES = 2.0
 _WEIGHTS_OF = {"mixed": (4.0, 4.0, 0.0), "bf16": (2.0, 2.0, 0.0), "master": (2.0, 4.0, 4.0)}
 # Numbers of a trained weight that an optimizer keeps, and whether they are in the format of the weights.
 _STATES_OF = {"adamw": 2.0, "sgd": 0.0, "sgd-momentum": 1.0, "lion": 1.0}
