@@ -58,6 +58,7 @@ FILES: Doors = {
     "priors file": _PACKAGE,
     "link priors file": _PACKAGE,
     "price table": _PACKAGE,
+    "file of published runs": _PACKAGE,
 }
 
 LINES: Doors = {  # texts of the command line that are taken apart
