@@ -67,7 +67,7 @@ def column_sums(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, A
     counts = known_counts(table)
     if counts is None or table.ndim != 2 or dims not in ([0], [-2]) or argument(args, kwargs, 2, "keepdim", False):
         return NotImplemented
-    return counts.to(kwargs.get("dtype") or torch.long)
+    return counts.to(kwargs.get("dtype") or torch.long, copy=True)  # a block of its own, as any sum has
 
 
 @value_rule("bitwise_not.default", "logical_not.default")

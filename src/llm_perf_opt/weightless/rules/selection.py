@@ -128,12 +128,14 @@ def rows_of_experts(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[st
     if func._overloadpacket.__name__ == "bincount":
         is_whole = counts is not None and argument(args, kwargs, 2, "minlength", 0) == len(counts)
         has_weights = argument(args, kwargs, 1, "weights", None) is not None
-        return counts if is_whole and not has_weights else on_invented_values(engine, func, args, kwargs)
+        if counts is None or not is_whole or has_weights:
+            return on_invented_values(engine, func, args, kwargs)
+        return counts.clone()  # a block of its own, as any result has
     bins = argument(args, kwargs, 1, "bins", 100)
     ends = argument(args, kwargs, 2, "min", 0), argument(args, kwargs, 3, "max", 0)
     if counts is None or len(counts) != bins or ends != (0, bins - 1):
         return NotImplemented
-    return counts.to(args[0].dtype)
+    return counts.to(args[0].dtype, copy=True)
 
 
 @value_rule("argmax.default", "argmin.default")
