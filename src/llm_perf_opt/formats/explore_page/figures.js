@@ -6,7 +6,7 @@ import { account, tokensIn } from "./memory.js";
 import { SteadyReplica, timeToFirst } from "./steady.js";
 import { stepTree, unpacked, unpackTable } from "./steps.js";
 
-const MOST_DOUBLINGS = Math.log2(2.5); // how far the lengths of a published run may lie from those of the request
+const MOST_DOUBLINGS = Math.log2(2.5); // between the lengths of a published run and of the request
 const PROVEN = "a form of the trace, checked at rebuilt points";
 const COSTS = { flops: ["FLOPs", "FLOP"], vector_flops: ["vector FLOPs", "FLOP"], bytes_moved: ["bytes moved", "B"], launches: ["kernel launches", ""] };
 
