@@ -32,7 +32,7 @@ PAGES = {
     "gpt-oss-120b": ("openai/gpt-oss-120b", "1..256", "1k..64k"),
     "jamba-v0.1": ("ai21labs/Jamba-v0.1", "1..64", "64..512"),
 }
-WIDTH, HEIGHT, COLOURS = 1280, 900, 64
+WIDTH, HEIGHT, COLOURS = 1280, 900, 256
 MOST_BYTES = 150_000  # of a picture
 
 
