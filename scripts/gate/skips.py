@@ -9,6 +9,7 @@ ALLOWED = {
     "no released code": r"LLM_PERF_OPT_DSOCR_DIR",
     "no recordings of others": r"LLM_PERF_OPT_GPU_TRACES_DIR",
     "no object store": r"\bs3fs\b|\bmoto\b",
+    "no trainer": r"is not installed: its recorded settings are compared",
 }
 BUT_IN_THE_LONG_GATE = {
     "no engine: the long gate makes environments for them": r"no (vLLM|SGLang)|environment with (vLLM|SGLang)"

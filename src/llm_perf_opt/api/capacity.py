@@ -169,6 +169,7 @@ def capacity(
     within: str | None = None,
     measured: str | Path | Sequence[str | Path] | None = None,
     devices_file: Path | None = None,
+    kv_offload: str | None = None,
     weights: str | None = None,
     **workload: Any,
 ) -> CapacityAnswer:
@@ -191,7 +192,8 @@ def capacity(
     slo = read_slo(slo) if isinstance(slo, str) else slo
     deadline = read_deadline(pages, within)
     declared = read_traffic(traffic) if isinstance(traffic, str | Path) else traffic
-    fixed_plan, server = taken_plan(workload, slo, is_alone=deadline is not None), read_server(measured)
+    fixed_plan = taken_plan(workload, slo, is_alone=deadline is not None, kv_offload=kv_offload)
+    server = read_server(measured)
     formats = [None] if weights is None else [name.strip() for name in weights.split(",")]
     origins = [find_origin(model, weights=name, torch_device="cuda", **workload) for name in formats]
     with engine_folder(origins[0], model) as folder, Replays(folder) as replays:

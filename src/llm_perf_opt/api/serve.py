@@ -262,6 +262,7 @@ def serve(
     speculate: str | None = None,
     shared_prefix: float | None = None,
     sessions: str | None = None,
+    kv_offload: str | None = None,
     disaggregate: bool = False,
     lora: str | None = None,
     max_gpus: int = MOST_GPUS,
@@ -292,8 +293,9 @@ def serve(
     deadline = read_deadline(pages, within)
     declared = AskedTraffic(input, output, users, rate, page, pages, shared_prefix, sessions).declared()
     _require_replayable({"disaggregate": disaggregate, "have adapters": lora, "speculate": speculate} if replay else {})
-    require_sessions(declared, workload, is_disaggregated=disaggregate)
-    space = replace(taken_plan(workload, slo, is_alone=False), speculation=read_speculation(speculate))
+    require_sessions(declared, kv_offload, is_disaggregated=disaggregate)
+    plan = taken_plan(workload, slo, is_alone=False, kv_offload=kv_offload)
+    space = replace(plan, speculation=read_speculation(speculate))
     models = _served(model, declared, engines, workload, _adapters(lora, engines), is_known=devices_file is None)
     demand = replace(_demand(declared, models[0], users, slo, max_gpus), deadline=deadline, is_engine_only=engine_only)
     source = model.name if isinstance(model, TracedRun) else str(model)

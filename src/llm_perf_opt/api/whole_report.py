@@ -496,8 +496,8 @@ def server_chapter(server: ServeAnswer) -> Report:
 
 
 def advice_chapter(advice: AdviceAnswer) -> Report:
-    """The report of `advise`; the machine is told where the page has several."""
-    return replace(advice.report(), title=f"What should I change first on {advice.machine}?")
+    """The report of `advise`, whose first table says what its waterfall shows; the machine is told of several."""
+    return replace(advice.report(), title=f"What should I change first on {advice.machine}?", charts=())
 
 
 def speed_title(predictions: Sequence[PredictionAnswer]) -> str:

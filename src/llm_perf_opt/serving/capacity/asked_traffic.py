@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -64,9 +63,9 @@ class AskedTraffic:
         return [f"prompt={max(1, int(str(prompt)) - shared)}", *([f"prefixes=1x{shared}"] if shared else [])]
 
 
-def require_sessions(declared: DeclaredTraffic, options: Mapping[str, object], *, is_disaggregated: bool) -> None:
+def require_sessions(declared: DeclaredTraffic, kv_offload: str | None, *, is_disaggregated: bool) -> None:
     """Refuse what sessions are needed for, and what they exclude."""
-    if declared.sessions is None and options.get("kv_offload") is not None:
+    if declared.sessions is None and kv_offload is not None:
         raise UsageError(
             "--kv-offload needs --sessions.",
             why="only a turn that comes later finds what has left the GPU's cache",

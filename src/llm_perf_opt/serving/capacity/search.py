@@ -40,7 +40,9 @@ class SearchSpace:
     host_bytes: int | None = None  # for blocks that leave the cache of a replica
 
 
-def taken_plan(workload: dict[str, Any], slo: Slo | None, *, is_alone: bool) -> SearchSpace:
+def taken_plan(
+    workload: dict[str, Any], slo: Slo | None, *, is_alone: bool, kv_offload: str | None = None
+) -> SearchSpace:
     """Take what belongs to plans out of the keywords of a workload.
 
     With `is_alone` one replica is enough, since the other replicas have the same rate.
@@ -56,7 +58,7 @@ def taken_plan(workload: dict[str, Any], slo: Slo | None, *, is_alone: bool) -> 
         max_sequences=_numbers(given["max_sequences"], "max_sequences"),
         max_batched_tokens=_numbers(given["max_batched_tokens"], "max_batched_tokens"),
         slo=slo,
-        host_bytes=read_host_bytes(workload.pop("kv_offload", None)),
+        host_bytes=read_host_bytes(kv_offload),
     )
 
 
