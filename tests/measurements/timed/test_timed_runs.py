@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -120,7 +121,6 @@ def test_a_phase_that_never_calls_the_model_is_refused() -> None:
         TimedRuns(on_cpu()).measure(replace(page, run=replace(page.run, targets=(silent,))))
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system lets no peak be reset")
 def touch_fresh_pages(mebibytes: int) -> None:
     """Straight from the system, so that nothing which an allocator kept is used again."""
     with mmap.mmap(-1, mebibytes * 2**20) as pages:
@@ -128,15 +128,21 @@ def touch_fresh_pages(mebibytes: int) -> None:
             pages[start] = 1
 
 
-def test_the_peak_is_that_of_the_stretch_and_not_of_the_past() -> None:
-    touch_fresh_pages(24)
+def growth_of_the_peak(mebibytes: int) -> int:
     before = resident_bytes()
     memory = PeakMemory("cpu")
-    touch_fresh_pages(64)
+    touch_fresh_pages(mebibytes)
     peak = memory.process_bytes()
     assert before is not None and peak is not None
-    assert 60 * 2**20 <= peak - before <= 80 * 2**20
     assert memory.device_bytes() is None
+    return peak - before
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system lets no peak be reset")
+def test_the_peak_is_that_of_the_stretch_and_not_of_the_past() -> None:
+    """The median of five: a system may take idle pages of a process back at any time."""
+    touch_fresh_pages(240)
+    assert 60 * 2**20 <= median(growth_of_the_peak(64) for _ in range(5)) <= 80 * 2**20
 
 
 def test_the_environment_can_be_written_and_names_no_place() -> None:
