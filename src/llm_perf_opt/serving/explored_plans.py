@@ -32,12 +32,12 @@ Data = dict[str, Any]
 
 @dataclass(kw_only=True)
 class ExploredPlans:
-    """The server of one model in several formats; axes that tables share are listed once."""
+    """The server of one model in several formats; columns that tables share are listed once."""
 
     served: Mapping[str, ServedModel]  # by the name of the format
     clusters: tuple[Cluster, ...]
     dtypes: frozenset[str]  # of the multiplications
-    _axes: list[tuple[float, ...]] = field(default_factory=list)
+    _columns: dict[tuple[float, ...], int] = field(default_factory=dict)  # with their places
     _memories: dict[tuple[object, ...], Sequence[RankMemory]] = field(default_factory=dict)
 
     @classmethod
@@ -62,7 +62,7 @@ class ExploredPlans:
             "client": asdict(first_token_shares(model.engine, has_drawn_lengths=False)),
             "engine": model.engine,
             "entries": entries,
-            "axes": [_packed(axis) for axis in self._axes],
+            "columns": [_packed(column) for column in self._columns],
         }
 
     def _plans(self, served: ServedModel) -> list[ParallelPlan]:
@@ -120,7 +120,7 @@ class ExploredPlans:
             "prompts": self._surface(table.prompts),
             "states": None if table.states is None else self._surface(table.states),
             "images": None if table.images is None else self._curve(table.images),
-            "padded": self._axis(tuple(map(float, table.padded_to))),
+            "padded": self._column(tuple(map(float, table.padded_to))),
             "groups": table.groups,
             "host_s": table.host_s,
             "low": table.low,
@@ -129,20 +129,19 @@ class ExploredPlans:
         }
 
     def _curve(self, curve: Curve) -> Data:
-        return {"at": self._axis(curve.at), "seconds": _packed(curve.seconds)}
+        return {"at": self._column(curve.at), "seconds": self._column(tuple(curve.seconds))}
 
     def _surface(self, surface: Surface) -> Data:
-        seconds = [number for row in surface.seconds for number in row]
+        seconds = tuple(number for row in surface.seconds for number in row)
         return {
-            "across": self._axis(surface.across),
-            "along": self._axis(surface.along),
-            "seconds": _packed(seconds),
+            "across": self._column(surface.across),
+            "along": self._column(surface.along),
+            "seconds": self._column(seconds),
         }
 
-    def _axis(self, axis: tuple[float, ...]) -> int:
-        if axis not in self._axes:
-            self._axes.append(axis)
-        return self._axes.index(axis)
+    def _column(self, numbers: tuple[float, ...]) -> int:
+        """Its place in the list: formats and GPUs have many steps in common."""
+        return self._columns.setdefault(numbers, len(self._columns))
 
 
 def _packed(numbers: Sequence[float]) -> str:

@@ -13,8 +13,8 @@ const COSTS = { flops: ["FLOPs", "FLOP"], vector_flops: ["vector FLOPs", "FLOP"]
 /** The data of the page, unpacked once. */
 export class Model {
   constructor(data) {
-    const axes = data.axes.map(unpacked);
-    const entries = data.entries.map((entry) => ({ ...entry, table: entry.table && unpackTable(entry.table, axes) }));
+    const columns = data.columns.map(unpacked);
+    const entries = data.entries.map((entry) => ({ ...entry, table: entry.table && unpackTable(entry.table, columns) }));
     Object.assign(this, { data, byKey: new Map(entries.map((entry) => [[entry.format, entry.gpu, entry.plan].join("|"), entry])) });
     this.gpus = new Map(data.gpus.map((gpu) => [gpu.id, gpu]));
     this.plans = new Map(data.plans.map((plan) => [plan.name, plan]));

@@ -9,13 +9,13 @@ export function unpacked(text) {
 }
 
 /** The tables of the page with their numbers unpacked. */
-export function unpackTable(table, axes) {
-  const curve = (packed) => packed && { at: axes[packed.at], seconds: unpacked(packed.seconds) };
+export function unpackTable(table, columns) {
+  const curve = (packed) => packed && { at: columns[packed.at], seconds: columns[packed.seconds] };
   const surface = (packed) => {
     if (!packed) return null;
-    const along = axes[packed.along];
-    const seconds = unpacked(packed.seconds);
-    const across = axes[packed.across];
+    const along = columns[packed.along];
+    const seconds = columns[packed.seconds];
+    const across = columns[packed.across];
     return { across, along, rows: [...across].map((_, row) => seconds.subarray(row * along.length, (row + 1) * along.length)) };
   };
   return {
@@ -26,7 +26,7 @@ export function unpackTable(table, axes) {
     prompts: surface(table.prompts),
     states: surface(table.states),
     images: curve(table.images),
-    padded: axes[table.padded],
+    padded: columns[table.padded],
   };
 }
 
