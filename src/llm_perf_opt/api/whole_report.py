@@ -496,7 +496,7 @@ def server_chapter(server: ServeAnswer) -> Report:
 
 
 def advice_chapter(advice: AdviceAnswer) -> Report:
-    """The report of `advise`, whose first table says what its waterfall shows; the machine is told of several."""
+    """The report of `advise` without its waterfall: its first table has the same figures. The machine is named."""
     return replace(advice.report(), title=f"What should I change first on {advice.machine}?", charts=())
 
 
