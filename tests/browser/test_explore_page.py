@@ -118,13 +118,13 @@ def test_a_slider_changes_the_figures_and_the_address(driver: Any) -> None:
 
 def published(**other: Any) -> dict[str, Any]:
     """A run of a server of this model, at the lengths that the page begins with."""
-    run = {"gpu": "h100-sxm", "engine": "vllm", "weight_bits": 16, "gpus": 2, "users": 8, "speed": 50.0, "tokens": 90.0}
+    run = {"gpu": "h100-sxm", "engine": "vLLM", "weight_bits": 16, "gpus": 2, "users": 8, "speed": 50.0, "tokens": 90.0}
     return {**run, "input_tokens": 32, "output_tokens": 32, **other}
 
 
 def test_published_runs_near_the_request_are_drawn_as_circles(browser: Any, made: Made, tmp_path: Path) -> None:
     far = published(input_tokens=4096), published(weight_bits=8), published(gpu="h200-sxm")
-    runs = [published(), published(engine="sglang", speed=40.0), *far]
+    runs = [published(), published(engine="SGLang", speed=40.0), *far]
     page = tmp_path / "measured.html"
     page.write_text(explore_page_text({**made.data, "published": {**made.data["published"], "runs": runs}}), "utf-8")
     circles = "return document.querySelectorAll('#frontier-chart .measured circle').length"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_runs import table
-from llm_perf_opt.serving.published_runs import FILE, published_runs, weight_bits
+from llm_perf_opt.core.tensor_formats import value_bits
+from llm_perf_opt.serving.published_runs import FILE, published_runs
 
 FACTS = Path(__file__).parents[1] / "facts/serving/silicon_sample.csv"
 
@@ -47,4 +48,4 @@ def test_only_the_model_and_the_gpus_that_are_asked_for() -> None:
 
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 16), ("fp8-block128", 8), ("mxfp4", 4), ("int4-g128", 4)])
 def test_bits_of_a_stored_number(dtype: str, bits: int) -> None:
-    assert weight_bits(dtype) == bits
+    assert value_bits(dtype) == bits

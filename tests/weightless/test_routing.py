@@ -20,7 +20,7 @@ from llm_perf_opt.weightless import (
     UniformRouting,
     routing_policy,
 )
-from llm_perf_opt.weightless.ghost import choice_of
+from llm_perf_opt.weightless.ghost import choice_counts, choice_of
 from llm_perf_opt.weightless.routing import EvenOverRanks
 from llm_perf_opt.weightless.spec import contiguous_spec
 
@@ -162,3 +162,13 @@ def test_values_of_a_choice_too_large_to_be_held_are_distinct_in_each_row(size: 
     chosen = choice_of(counts, contiguous_spec((rows, k), torch.long))
     assert loads(chosen, experts) == counts.tolist()
     assert all(len(set(row)) == k for row in chosen.tolist())
+
+
+def test_a_one_hot_table_is_no_choice_though_every_expert_is_chosen() -> None:
+    """Four of four experts: as many ones in the table as it has elements."""
+    with Engine(limits=Limits(routing=2, real_integer=2)):
+        chosen = torch.nn.Linear(8, 4)(torch.zeros(5, 8)).topk(4, dim=-1).indices
+        table = chosen.new_zeros((5, 4)).scatter_(1, chosen.view(5, 4), 1)
+        assert choice_counts(chosen) is not None
+        assert choice_counts(table) is None
+        assert table.sum(0).tolist() == [5, 5, 5, 5]

@@ -16,13 +16,15 @@ from llm_perf_opt.api.sweep import SweepAnswer
 from llm_perf_opt.core.errors import PerfOptError
 from llm_perf_opt.core.hardware.links import hardware_id
 from llm_perf_opt.core.output_files import free_file, write_result
+from llm_perf_opt.core.tensor_formats import value_bits
 from llm_perf_opt.core.workload import Deployment
 from llm_perf_opt.costs.stored_formats import can_store_cache
 from llm_perf_opt.formats.explore_html import explore_page_text
 from llm_perf_opt.models.huggingface.names import catalogue
+from llm_perf_opt.serving.engines import ENGINE_NAMES
 from llm_perf_opt.serving.explored_plans import ExploredPlans
 from llm_perf_opt.serving.published_runs import SOURCE as PUBLISHED_SOURCE
-from llm_perf_opt.serving.published_runs import published_runs, weight_bits
+from llm_perf_opt.serving.published_runs import published_runs
 from llm_perf_opt.serving.served_model import ServedModel
 from llm_perf_opt.serving.served_trace import served_origin
 from llm_perf_opt.sweeps.explored_forms import function_data
@@ -33,7 +35,7 @@ from llm_perf_opt.tracing.traced_run import TracedRun
 GPUS = ("h100-sxm", "h200-sxm", "a100-sxm-80g", "l40s")  # where none is named
 _AS_STORED, _OTHER = "as stored", "fp8"
 _SEPARATOR = " / "
-_OF_RUNS = ("gpu", "engine", "weight_bits", "gpus", "input_tokens", "output_tokens", "users")
+_OF_RUNS = ("gpu", "weight_bits", "gpus", "input_tokens", "output_tokens", "users")
 
 
 def explore_page(answer: SweepAnswer, path: str | Path, *, force: bool = False) -> Path:
@@ -70,7 +72,7 @@ def explored(function: RunFunction[TracedRun], name: str, gpus: Iterable[str | N
         "model": name,
         "version": __version__,
         "weights": weights,
-        "published": _published(name, known_gpus, {label: weight_bits(label.split(",")[0]) for label in weights}),
+        "published": _published(name, known_gpus, {label: value_bits(label.split(",")[0]) for label in weights}),
         "caches": list(dict.fromkeys(label.split(_SEPARATOR)[1] for label in formats)),
         "phases": phases,
         **plans.data(),
@@ -87,6 +89,7 @@ def _published(model: str, gpus: Sequence[str], bits: Mapping[str, int]) -> dict
         "runs": [
             {
                 **{name: getattr(run, name) for name in _OF_RUNS},
+                "engine": ENGINE_NAMES[run.engine],
                 "speed": round(run.tokens_per_s_per_user, 2),
                 "tokens": round(run.output_tokens_per_s_per_gpu, 1),
             }

@@ -256,3 +256,9 @@ def tensor_bytes(meta: TensorMeta) -> int:
     if size is None:
         return weight_format(meta.dtype).stored_bytes(meta.shape)
     return math.prod(meta.shape) * size
+
+
+def value_bits(dtype: str) -> int:
+    """Bits of a stored number, without its share of a scale. An unknown name raises."""
+    size = _BYTES_PER_ELEMENT.get(dtype)
+    return weight_format(dtype).value_bits if size is None else 8 * size

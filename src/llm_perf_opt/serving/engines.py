@@ -16,6 +16,7 @@ from llm_perf_opt.core.hardware import Device
 from llm_perf_opt.core.parallel_plan import ParallelPlan
 
 MIB, GIB = 2**20, 2**30
+ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.core.callgraph.records import TensorMeta
 from llm_perf_opt.core.reading import FileKind, read_bytes
-from llm_perf_opt.core.tensor_formats import is_weight_format, tensor_bytes, weight_format
 
 FILE = Path(__file__).with_name("published_runs.csv")
 SOURCE = "InferenceX dumps and NVIDIA's measurements in aiconfigurator-core 0.12.0 (Apache-2.0)"
@@ -53,13 +51,6 @@ def published_runs(model: str, gpus: Collection[str]) -> list[PublishedRun]:
     name = _MEASURED_AS.get(model, model)
     rows = csv.DictReader(read_bytes(FILE, _KIND).decode("utf-8").splitlines())
     return [_measured(row) for row in rows if row["model"] == name and row["gpu"] in gpus]
-
-
-def weight_bits(dtype: str) -> int:
-    """Bits of a stored number, without its share of a scale."""
-    if is_weight_format(dtype):
-        return weight_format(dtype).value_bits
-    return 8 * tensor_bytes(TensorMeta(shape=(1,), dtype=dtype, device=""))
 
 
 def _measured(row: dict[str, str]) -> PublishedRun:

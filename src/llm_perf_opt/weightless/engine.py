@@ -447,7 +447,7 @@ class Engine(TorchDispatchMode):
         target = args[0] if args else kwargs.get("self")
         for tensor in (target, kwargs.get("out")):
             if type(tensor) is Ghost:
-                tensor.memory.uniform = tensor.memory.counts = None
+                tensor.memory.uniform = tensor.memory.counts = tensor.memory.chosen = None
             elif isinstance(tensor, torch.Tensor) and spec_of_tensor(tensor).is_float:
                 self.real_storages.taint(tensor)
 

@@ -161,7 +161,7 @@ def uniform_ghost(spec: Spec, value: Uniform) -> Ghost:
 
 
 def known_counts(tensor: torch.Tensor) -> torch.Tensor | None:
-    """How often each expert is chosen, of a ghost that is a whole choice or its one-hot table; None: not known."""
+    """How often each expert is chosen, of a ghost that is the whole one-hot table of a choice; None: not known."""
     if type(tensor) is not Ghost or (known := tensor.memory.counts) is None:
         return None
     spec, counts = known
@@ -171,12 +171,11 @@ def known_counts(tensor: torch.Tensor) -> torch.Tensor | None:
 def choice_counts(tensor: torch.Tensor) -> torch.Tensor | None:
     """How often each expert is chosen, of a ghost that holds a whole choice in any shape; None: not known.
 
-    Every element of a choice names an expert, so its counts add up to its size; the counts of a one-hot table do not.
+    Every element of a choice names an expert: a view of a part has fewer elements than were chosen.
     """
-    if type(tensor) is not Ghost or (known := tensor.memory.counts) is None:
+    if type(tensor) is not Ghost or (chosen := tensor.memory.chosen) is None:
         return None
-    spec, counts = tensor.spec, known[1]
-    return counts if is_contiguous(spec) and int(counts.sum()) == spec.numel else None
+    return chosen if is_contiguous(tensor.spec) and int(chosen.sum()) == tensor.spec.numel else None
 
 
 def choice_of(counts: torch.Tensor, spec: Spec) -> torch.Tensor:

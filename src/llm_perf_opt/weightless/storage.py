@@ -29,17 +29,18 @@ class Storage:
     """A block of memory in name only.
 
     `uniform` is the value every element is known to have (a large `zeros` keeps its meaning without its memory), or
-    `None`. `counts` says of a choice of experts too large to hold, or of its one-hot table, how often each expert is
-    chosen; it holds for a tensor with that spec.
+    `None`. How often each expert is chosen is known by `chosen` of a choice too large to hold, and by `counts` of its
+    one-hot table, for a tensor with that spec.
     """
 
-    __slots__ = ("__weakref__", "counts", "number", "uniform")
+    __slots__ = ("__weakref__", "chosen", "counts", "number", "uniform")
 
     on_free: ClassVar[Callable[[int], None] | None] = None
 
     def __init__(self, uniform: Uniform = None) -> None:
         self.number = next_number()
         self.uniform = uniform
+        self.chosen: torch.Tensor | None = None
         self.counts: tuple[Spec, torch.Tensor] | None = None
 
     @puts_back  # an interrupt here would be dropped by Python, and with it the note that the block is free

@@ -109,9 +109,9 @@ class LinkTable:
         )
 
 
-def host_link(device: Device, devices_file: Path | None = None) -> Link | None:
+def host_link(device: Device) -> Link | None:
     """What joins a GPU to the memory of its host: the link of a superchip, or the device's PCIe. None: not known."""
-    links, pcie = load_links(devices_file).links, str(device.facts.get("pcie", ""))
+    links, pcie = load_links().links, str(device.facts.get("pcie", ""))
     if "Superchip" in str(device.facts.get("form_factor", "")):
         return links.get("nvlink-c2c")
     generation, _, lanes = pcie.partition(" x")

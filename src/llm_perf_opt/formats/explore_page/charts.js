@@ -1,7 +1,7 @@
 // The four pictures, drawn by Observable Plot from the figures; colours are variables of the page's style.
 
 import { html } from "./elements.js";
-import { frontier, publishedNear } from "./figures.js";
+import { frontier } from "./figures.js";
 import { shown } from "./texts.js";
 
 const GIBI = 2 ** 30;
@@ -113,17 +113,14 @@ export function rooflineChart({ gpu, ranks, phases, times }) {
   place.replaceChildren(drawing);
 }
 
-export const ENGINES = { vllm: "vLLM", sglang: "SGLang", trtllm: "TensorRT-LLM" };
-
 /** Output tokens/s per GPU against tokens/s per user: every plan, the frontier, the chosen load, and published runs. */
-export function frontierChart(model, choice, { serve }) {
+export function frontierChart(model, choice, { serve, published }) {
   const place = document.getElementById("frontier-chart");
   const { points, best } = frontier(model, choice);
   if (!points.length) return place.replaceChildren(html("p", {}, "No plan of this GPU has step times and room for such a request."));
-  const runs = publishedNear(model, choice);
   const pointed = [
     ...points.map((point) => ({ ...point, who: `${point.plan}, ${point.sequences} sequences` })),
-    ...runs.map((run) => ({ ...run, who: `measured: ${ENGINES[run.engine]}, ${run.gpus} GPUs, ${run.users} users` })),
+    ...published.map((run) => ({ ...run, who: `measured: ${run.engine}, ${run.gpus} GPUs, ${run.users} users` })),
   ];
   const chosen = serve.speed ? [{ speed: serve.speed.value, tokens: serve.tokens.value }] : [];
   const words = `The frontier runs from ${shown(best[0].speed, "")} tokens/s per user with ${shown(best[0].tokens, "")} tokens/s per GPU to ${shown(best.at(-1).speed, "")} with ${shown(best.at(-1).tokens, "")}.`;
@@ -138,7 +135,7 @@ export function frontierChart(model, choice, { serve }) {
         Plot.gridY({ stroke: "currentColor", strokeOpacity: 0.12, ticks: 5 }),
         Plot.dot(points, { x: "speed", y: "tokens", r: 2, fill: "currentColor", fillOpacity: 0.35 }),
         Plot.line(best, { x: "speed", y: "tokens", stroke: "var(--bar-1)", strokeWidth: 2 }),
-        Plot.dot(runs, { x: "speed", y: "tokens", r: 3.5, stroke: "var(--bar-3)", strokeWidth: 1.5, className: "measured" }),
+        Plot.dot(published, { x: "speed", y: "tokens", r: 3.5, stroke: "var(--bar-3)", strokeWidth: 1.5, className: "measured" }),
         Plot.dot(chosen, { x: "speed", y: "tokens", r: 6, fill: "var(--bar-0)", stroke: "var(--surface)" }),
         Plot.tip(pointed, Plot.pointer({ x: "speed", y: "tokens", fill: "var(--surface)", title: ({ who, speed, tokens }) => `${who}\n${shown(speed, "")} tokens/s per user\n${shown(tokens, "")} tokens/s per GPU` })),
       ],

@@ -175,6 +175,7 @@ export function allFigures(model, choice) {
     times,
     memory: entry ? memoryFigures(entry, gpu, choice) : null,
     serve: entry ? serveFigures(model, entry, gpu, choice) : { broken: "plan" },
+    published: publishedNear(model.data, choice),
   };
 }
 
@@ -197,9 +198,9 @@ export function frontier(model, choice) {
 }
 
 /** Published runs of this model on this GPU with weights of as many bits, at the lengths nearest to the request. */
-export function publishedNear({ data }, choice) {
-  const bits = data.published.bits[choice.weights];
-  const runs = data.published.runs.filter(({ gpu, weight_bits }) => gpu === choice.gpu && weight_bits === bits);
+function publishedNear({ published }, choice) {
+  const bits = published.bits[choice.weights];
+  const runs = published.runs.filter(({ gpu, weight_bits }) => gpu === choice.gpu && weight_bits === bits);
   const distance = ({ input_tokens, output_tokens }) => Math.max(Math.abs(Math.log2(input_tokens / choice.input)), Math.abs(Math.log2(output_tokens / choice.output)));
   const nearest = Math.min(...runs.map(distance));
   const [first] = runs.filter((run) => distance(run) === nearest && nearest <= MOST_DOUBLINGS);

@@ -1,9 +1,9 @@
 // The page: a choice comes from the controls, figures follow at once, pictures with the next frame.
 
-import { ENGINES, frontierChart, memoryChart, rooflineChart, timeChart } from "./charts.js";
+import { frontierChart, memoryChart, rooflineChart, timeChart } from "./charts.js";
 import { Controls } from "./controls.js";
 import { byId, html } from "./elements.js";
-import { allFigures, publishedNear, Model } from "./figures.js";
+import { allFigures, Model } from "./figures.js";
 import { leaf, node } from "./formulas.js";
 import { inSeconds, shown } from "./texts.js";
 import { figureButton, openWitness, witnesses } from "./witness.js";
@@ -74,16 +74,15 @@ function codeTable({ phases }) {
   );
 }
 
-function publishedNote(choice) {
-  const runs = publishedNear(model, choice);
+function publishedNote(runs) {
   if (!runs.length) return "No published run of this model on this GPU, with such weights and lengths, is known here: none is drawn.";
   const [{ input_tokens: input, output_tokens: output, weight_bits: bits }] = runs;
-  const engines = [...new Set(runs.map(({ engine }) => ENGINES[engine]))].join(", ");
+  const engines = [...new Set(runs.map(({ engine }) => engine))].join(", ");
   const number = runs.length === 1 ? "The circle is a published run" : `The circles are ${runs.length} published runs`;
   return `${number} with ${input.toLocaleString("en-US")} tokens in, ${output.toLocaleString("en-US")} out and ${bits}-bit weights (${engines}): ${data.published.source}.`;
 }
 
-function notes({ entry, phases }, choice) {
+function notes({ entry, phases, published }) {
   const unproven = Object.entries(phases).filter(([, figures]) => !figures).map(([name]) => name);
   const texts = [
     unproven.length && `No proven cell has this batch and context for ${unproven.join(" and ")}: trace the point.`,
@@ -91,7 +90,7 @@ function notes({ entry, phases }, choice) {
     entry?.table && `Step times come from: ${entry.table.origin}${entry.measured ? "" : ". No kernels of this GPU were measured: its times come from the data sheet"}.`,
     "Batch and context are one step: a prefill of that batch, and a decode step on that context. Users, input and output are a server in a steady state, as llm-perf-opt serve has it.",
     "Figures of the model's own code are of one device without a plan.",
-    publishedNote(choice),
+    publishedNote(published),
   ];
   return texts.filter(Boolean).map((text) => html("li", {}, text));
 }
@@ -107,7 +106,7 @@ function show(choice) {
   byId("time-figures").replaceChildren(...timeButtons(figures));
   byId("roofline-figures").replaceChildren(...rooflineButtons(figures));
   byId("code-figures").replaceChildren(codeTable(figures));
-  byId("notes").replaceChildren(...notes(figures, choice));
+  byId("notes").replaceChildren(...notes(figures));
   document.body.dataset.figuresMs = String(performance.now() - began);
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(() => {

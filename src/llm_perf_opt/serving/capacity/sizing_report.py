@@ -38,10 +38,10 @@ from llm_perf_opt.serving.capacity.sizing_witness import (
     tpot,
     ttft,
 )
+from llm_perf_opt.serving.engines import ENGINE_NAMES
 
 CHOICES, PLANS = "GPUs side by side", "Every plan that fits"
 REPLAYED = "Steady state and replay through the engine's own scheduler"
-_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 _LIMITS = {
     "TPOT": "TPOT SLO",
     "TTFT": "TTFT SLO",
@@ -118,7 +118,7 @@ def _take(fleet: SizedFleet, demand: Demand) -> str:
     }
     done = next((text for text in what.values() if text is not None), _held(fleet))
     origin = "" if fleet.is_measured else ", data-sheet times"
-    return f"{fleet.gpus} x {fleet.device} ({replicas}, {_ENGINES[fleet.engine]}{origin}) {done}"
+    return f"{fleet.gpus} x {fleet.device} ({replicas}, {ENGINE_NAMES[fleet.engine]}{origin}) {done}"
 
 
 def _held(fleet: SizedFleet) -> str:
@@ -174,7 +174,7 @@ def _others(best: SizedFleet, others: Sequence[SizedFleet], broken: Sequence[Siz
     if comparable := [fleet for fleet in others if fleet not in by_sheet]:
         second = comparable[0]
         more = _more(best, second)
-        name = f"{second.gpus} x {second.device} ({second.plan}, {_ENGINES[second.engine]})"
+        name = f"{second.gpus} x {second.device} ({second.plan}, {ENGINE_NAMES[second.engine]})"
         what = "The runner-up"
         if best.prefill is not None and second.prefill is None:
             what = "With prefill and decode on the same GPUs the best"
@@ -245,7 +245,7 @@ def choices_table(fleets: Sequence[SizedFleet], demand: Demand) -> Table:
     engines = len({fleet.engine for fleet in fleets}) > 1
     cells: dict[Column, Callable[[SizedFleet], Cell]] = {
         Column("GPU"): lambda fleet: fleet.device,
-        **({Column("engine"): lambda fleet: _ENGINES[fleet.engine]} if engines else {}),
+        **({Column("engine"): lambda fleet: ENGINE_NAMES[fleet.engine]} if engines else {}),
         Column("GPUs", Kind.COUNT): lambda fleet: fleet.gpus,
         Column("replicas", Kind.COUNT): lambda fleet: fleet.replicas,
         Column("plan"): lambda fleet: fleet.plan,
@@ -293,7 +293,7 @@ def plans_table(fleets: Sequence[SizedFleet]) -> Table:
         fleets,
         {
             Column("GPU"): lambda fleet: fleet.device,
-            Column("engine"): lambda fleet: _ENGINES[fleet.engine],
+            Column("engine"): lambda fleet: ENGINE_NAMES[fleet.engine],
             Column("plan"): lambda fleet: fleet.plan,
             Column("replicas", Kind.COUNT): lambda fleet: fleet.replicas,
             Column("GPUs", Kind.COUNT): lambda fleet: fleet.gpus,
@@ -411,7 +411,7 @@ def _by_gpu(fleets: Sequence[SizedFleet]) -> dict[str, list[tuple[float, float]]
     points_of: dict[str, list[tuple[float, float]]] = {}
     for fleet in (fleet for fleet in fleets if fleet.prefill is None):
         considered = fleet.candidate.replica.considered
-        name = f"{fleet.device}, {_ENGINES[fleet.engine]}"
+        name = f"{fleet.device}, {ENGINE_NAMES[fleet.engine]}"
         points_of.setdefault(name, []).extend(
             (1 / state.step_s, state.requests_per_s * state.output_tokens / considered.plan.replica_ranks)
             for state in considered.states

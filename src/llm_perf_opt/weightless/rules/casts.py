@@ -49,7 +49,7 @@ def copy_of_choice(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: M
     if counts is None:
         return NotImplemented
     copied = engine.propagate_unrecorded(func, args, kwargs)
-    copied.memory.counts = copied.spec, counts
+    copied.memory.chosen = counts
     return copied
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.weightless.dispatcher import Dispatcher
-from llm_perf_opt.weightless.ghost import Ghost, known_counts, new_ghost
+from llm_perf_opt.weightless.ghost import Ghost, choice_counts, new_ghost
 from llm_perf_opt.weightless.recipes import Fresh, SameAs
 from llm_perf_opt.weightless.rules.registry import argument, shape_rule, value_rule
 from llm_perf_opt.weightless.spec import FLOAT_DTYPES, contiguous_spec, preserved_layout, spec_of_tensor
@@ -70,7 +70,7 @@ def _one_hot_table(engine: Dispatcher, func: Any, args: Sequence[Any], kwargs: M
     if dim not in (1, -1) or value != 1:
         return NotImplemented
     # Code that follows sums the columns to learn how many tokens each expert gets; that needs the counts alone.
-    counts = known_counts(chosen)
+    counts = choice_counts(chosen)
     if type(chosen) is not Ghost:
         counts = torch.bincount(chosen.flatten(), minlength=table.shape[1])
     output = engine.propagate_unrecorded(func, args, kwargs)

@@ -96,7 +96,7 @@ def topk(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) ->
         return torch.return_types.topk((values, engine.oracle.topk(spec.shape, dim, k)))
     indices = _index_ghost(shape)
     if spec.shape[dim] <= engine.limits.routed_counts:
-        indices.memory.counts = indices.spec, engine.oracle.topk_counts(spec.shape, dim, k)
+        indices.memory.chosen = engine.oracle.topk_counts(spec.shape, dim, k)
     return torch.return_types.topk((values, indices))
 
 
@@ -113,11 +113,10 @@ def sort(engine: Dispatcher, func: Any, args: Any, kwargs: Mapping[str, Any]) ->
     order = _index_ghost(spec.shape) if is_large else engine.oracle.identity_order(name, spec.shape, dim)
     if name == "argsort":
         return order
-    if counts is not None:
-        experts = new_ghost(spec)
-        experts.memory.counts = spec, counts  # the same ones in another order
-        return torch.return_types.sort((experts, order))
-    values = new_ghost(spec) if spec.is_float or is_large else engine.oracle.values(spec)
+    if not spec.is_float and not is_large:
+        return torch.return_types.sort((engine.oracle.values(spec), order))
+    values = new_ghost(spec)
+    values.memory.chosen = counts  # of a choice the same experts in another order
     return torch.return_types.sort((values, order))
 
 
